@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that belong to rows, so that batching cannot change a sample.
+
+A row's key comes from (seed, example id). Each block of a row folds in where
+it starts and which block of the row it is, then the level of the model that
+draws (0 for the model itself, 1 for its draft, ...) and the role of the draw.
+No key is used for two roles: that would bias the output.
+"""
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+GUESS = 0
+TEST = 1
+EXTRA = 2
+# Folded in for the random numbers of a draft that itself speculates.
+LEVEL = 3
+
+
+def row_keys(seed: int, example_ids: Array) -> Array:
+  """One key per row from a seed and uint32 example ids [B]."""
+  fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+  return fold(jax.random.key(seed), jnp.asarray(example_ids, jnp.uint32))
+
+
+def block_keys(keys: Array, position: Array, iteration: Array) -> Array:
+  """Keys [B] of the blocks that start at position [B] in iteration [B]."""
+  fold = jax.vmap(jax.random.fold_in)
+  return fold(fold(keys, position), iteration)
+
+
+def with_role(keys: Array, role: int) -> Array:
+  """Keys [B] for one role."""
+  return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, role)
+
+
+def uniforms(keys: Array, *shape: int) -> Array:
+  """Uniform numbers in [0, 1), float32 [B, *shape], own ones for each row."""
+  return jax.vmap(lambda key: jax.random.uniform(key, shape))(keys)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logits -> the distribution that is really sampled (section 2.2).
+
+Argmax, temperature, top-k and nucleus sampling are all plain sampling from an
+adjusted distribution, so everything after this module knows one case only.
+All of it is float32, whatever the network computes in.
+
+Shape letters: V ids of a distribution; leading axes are free.
+"""
+
+import dataclasses
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How a next token is chosen from logits; hashable, hence static under jit.
+
+  Applied in the order temperature, top-k, top-p. Equal probabilities keep the
+  lowest ids.
+
+  Attributes:
+    temperature: 0 is argmax, as a distribution with all mass on one id.
+    top_k: only the k most likely ids; 0 for all.
+    top_p: only the most likely ids whose mass reaches this; 1 for all.
+    vocab_size: ids at or beyond it are never drawn, since tables are padded
+      beyond the real vocabulary; 0 for the whole width of the target's logits.
+    forbidden: ids that are never drawn; T5's padding id by default.
+  """
+
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  vocab_size: int = 0
+  forbidden: tuple[int, ...] = (0,)
+
+  def __post_init__(self):
+    for name, good, expected in (
+      ('temperature', self.temperature >= 0, 'a number >= 0'),
+      ('top_k', self.top_k >= 0, 'an integer >= 0 (0 for all ids)'),
+      ('top_p', 0 < self.top_p <= 1, 'a number in (0, 1] (1 for all ids)'),
+      ('vocab_size', self.vocab_size >= 0, 'an integer >= 0'),
+    ):
+      if not good:
+        raise ValueError(
+          f'Expected {name} to be {expected}, got {getattr(self, name)}.'
+        )
+
+  @property
+  def greedy(self) -> bool:
+    return self.temperature == 0
+
+  @property
+  def filtered(self) -> bool:
+    return self.top_k > 0 or self.top_p < 1
+
+
+def restrict(logits: Array, sampling: Sampling) -> Array:
+  """Logits [..., any] -> float32 [..., V]; ids that may not occur get -inf."""
+  logits = logits.astype(jnp.float32)
+  width, size = logits.shape[-1], sampling.vocab_size or logits.shape[-1]
+  if size < width:
+    logits = logits[..., :size]
+  elif size > width:
+    missing = [(0, 0)] * (logits.ndim - 1) + [(0, size - width)]
+    logits = jnp.pad(logits, missing, constant_values=-jnp.inf)
+  for token in sampling.forbidden:
+    if token < size:
+      logits = logits.at[..., token].set(-jnp.inf)
+  return logits
+
+
+def log_weights(logits: Array, sampling: Sampling) -> Array:
+  """Logits -> unnormalised log-probabilities [..., V], the largest being 0."""
+  logits = restrict(logits, sampling)
+  if sampling.greedy:
+    best = argmax(logits)[..., None]
+    return jnp.where(jnp.arange(logits.shape[-1]) == best, 0.0, -jnp.inf)
+  # Subtracting first keeps tiny temperatures from overflowing.
+  z = logits - jnp.max(logits, axis=-1, keepdims=True)
+  z = z / sampling.temperature
+  if 0 < sampling.top_k < z.shape[-1]:
+    values, _ = lax.top_k(z, sampling.top_k)
+    least = values[..., -1:]
+    z = _keep(z, least, sampling.top_k - jnp.sum(z > least, -1, keepdims=True))
+  if sampling.top_p < 1:
+    z = _nucleus(z, sampling.top_p)
+  return z
+
+
+def distribution(logits: Array, sampling: Sampling) -> Array:
+  """The probabilities [..., V] that `sampling` draws from."""
+  z = log_weights(logits, sampling)
+  weights = jnp.exp(z)
+  return weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+def _keep(z: Array, least: Array, ties: Array) -> Array:
+  """Keeps ids above `least`, and the `ties` lowest ids equal to it."""
+
+  def some(_):
+    rank = jnp.cumsum(z == least, axis=-1)
+    return (z > least) | ((z == least) & (rank <= ties))
+
+  # Ranking ids is dear and ties at the edge are rare.
+  equal = jnp.sum(z == least, axis=-1, keepdims=True)
+  keep = lax.cond(jnp.any(equal > ties), some, lambda _: z >= least, None)
+  return jnp.where(keep, z, -jnp.inf)
+
+
+def _nucleus(z: Array, top_p: float) -> Array:
+  """Keeps the most likely ids whose mass first reaches `top_p`.
+
+  The edge is found by bisecting over the bit patterns of the weights, which
+  order as the weights do: exact, and far cheaper than a sort.
+  """
+  weights = jnp.exp(z)
+  bits = lax.bitcast_convert_type(weights, jnp.int32)
+  needed = top_p * jnp.sum(weights, axis=-1, keepdims=True)
+  mass = lambda edge: jnp.sum(
+    jnp.where(bits >= edge, weights, 0.0), axis=-1, keepdims=True
+  )
+
+  def halve(_, bounds):
+    low, high = bounds  # mass(low) >= needed > mass(high)
+    middle = low + (high - low) // 2
+    enough = mass(middle) >= needed
+    return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+  one = lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)
+  low = jnp.zeros(needed.shape, jnp.int32)
+  low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, one + 1)))
+  least = lax.bitcast_convert_type(low, jnp.float32)
+  missing = needed - mass(low + 1)
+  ties = jnp.maximum(jnp.ceil(missing / least), 1).astype(jnp.int32)
+  kept = _keep(weights, least, ties)
+  return jnp.where(kept > 0, z, -jnp.inf)
+
+
+def argmax(x: Array) -> Array:
+  """Index of the largest entry of the last axis, the lowest of equals."""
+  ids = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+  # Two plain reductions: several times faster than jnp.argmax on a CPU.
+  largest = jnp.max(x, axis=-1, keepdims=True)
+  found = jnp.where(x == largest, ids, x.shape[-1] - 1)
+  return jnp.min(found, axis=-1)
+
+
+def draw(weights: Array, uniforms: Array) -> Array:
+  """Draws ids with probability proportional to weights, which need no norm.
+
+  Inverse CDF in two levels, first a block of ids and then an id: it reads the
+  vocabulary once, where `jax.random.categorical` makes V Gumbel variates.
+
+  Args:
+    weights: [..., V], non-negative, at least one positive.
+    uniforms: [..., 2] in [0, 1).
+
+  Returns:
+    int32 [...]; never an id of weight zero.
+  """
+  size = weights.shape[-1]
+  block = 1 << max(1, (size - 1).bit_length() // 2)
+  blocks = -(-size // block)
+  missing = [(0, 0)] * (weights.ndim - 1) + [(0, blocks * block - size)]
+  table = jnp.pad(weights, missing)
+  table = table.reshape(*weights.shape[:-1], blocks, block)
+  outer = _first_above(jnp.sum(table, axis=-1), uniforms[..., 0])
+  chosen = jnp.take_along_axis(table, outer[..., None, None], axis=-2)
+  inner = _first_above(chosen[..., 0, :], uniforms[..., 1])
+  return (outer * block + inner).astype(jnp.int32)
+
+
+def _first_above(weights: Array, uniform: Array) -> Array:
+  """First index whose running sum exceeds uniform times the whole sum."""
+  sums = jnp.cumsum(weights, axis=-1)
+  # Scaling by the sum really made, not by 1, keeps the last entry reachable;
+  # asking for a positive weight guards against the rounding of the sums.
+  found = (sums > uniform[..., None] * sums[..., -1:]) & (weights > 0)
+  last = weights.shape[-1] - 1 - jnp.argmax(weights[..., ::-1] > 0, axis=-1)
+  return jnp.where(jnp.any(found, axis=-1), jnp.argmax(found, axis=-1), last)
+
+
+def token_log_probs(logits: Array, tokens: Array) -> Array:
+  """Log-probability of tokens [...] under the plain softmax of logits [..., V].
+
+  Temperature 1 and no mask: what teacher-forced scoring gives.
+  """
+  logits = logits.astype(jnp.float32)
+  chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+  return chosen - jax.nn.logsumexp(logits, axis=-1)

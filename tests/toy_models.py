@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tabulated language models whose law can be written down in full.
+
+The next token depends on the whole prefix, read back from the cache by
+position: a stale, missing or misplaced entry changes the logits.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_decode.language_model import LanguageModel
+
+CONTEXTS = 61
+
+
+def context(tokens, input_id, xp=np):
+  """Row of the table for a prefix tokens [..., length]."""
+  place = xp.arange(tokens.shape[-1])
+  weights = place * place * 7 + 3 * place + 5
+  return (xp.sum((tokens + 1) * weights, axis=-1) + input_id) % CONTEXTS
+
+
+def _start(params, inputs, capacity):
+  del params
+  return {
+    'tokens': jnp.full((inputs.shape[0], capacity), -7, jnp.int32),
+    'input': inputs[:, 0],
+  }
+
+
+def _extend(params, cache, tokens, position):
+  table = params['table']
+  rows, width = tokens.shape
+  index = position[:, None] + jnp.arange(width)
+  stored = (
+    cache['tokens']
+    .at[jnp.arange(rows)[:, None], index]
+    .set(tokens, mode='drop')
+  )
+  seen = jnp.arange(stored.shape[1]) <= index[..., None]  # [B, W, L]
+  place = jnp.arange(stored.shape[1])
+  weights = place * place * 7 + 3 * place + 5
+  terms = jnp.where(seen, (stored[:, None] + 1) * weights, 0)
+  row = (terms.sum(-1) + cache['input'][:, None]) % CONTEXTS
+  return table[row], cache | {'tokens': stored}
+
+
+def _logits(params, hidden):
+  del params
+  return hidden
+
+
+@functools.cache
+def table_model(vocab_size: int) -> LanguageModel:
+  return LanguageModel(_start, _extend, _logits, vocab_size)
+
+
+def table_params(seed: int, width: int, sharpness: float = 1.5):
+  """Logits of every context, [CONTEXTS, width]."""
+  table = np.random.default_rng(seed).normal(size=(CONTEXTS, width))
+  return {'table': jnp.asarray(sharpness * table, jnp.float32)}
+
+
+def probabilities(params, tokens, input_id, standardize):
+  """p(. | prefix) for one prefix, through `standardize` on its logits."""
+  row = context(np.asarray(tokens), input_id)
+  return standardize(np.asarray(params['table'][row], np.float64))
+
+
+def never_right(params):
+  """A draft that avoids the target's most likely id in every context."""
+  table = params['table']
+  return {'table': jnp.where(table == table.max(-1, keepdims=True), -9, -table)}
+
+
+def nearby(params, seed: int, noise: float = 0.7):
+  """A draft that often agrees with the target."""
+  shape = params['table'].shape
+  return {
+    'table': params['table']
+    + noise * jax.random.normal(jax.random.key(seed), shape)
+  }
