@@ -154,7 +154,9 @@ def step(
   """One iteration of Algorithm 1 for every running row."""
   sequences, running = state.sequences, state.sequences.running
   keys = randomness.block_keys(state.keys, sequences.length, state.target_calls)
-  size = config.sampling.vocab_size or _width(config.target, params, state)
+  size = config.sampling.vocab_size or target_width(
+    config.target, params, state
+  )
   # Line 1: guesses, and the distributions they were drawn from.
   proposal = config.draft.propose(
     draft_params,
@@ -208,7 +210,8 @@ def step(
   return _count(config, state, block, running, logits, proposal.q), block
 
 
-def _width(target: LanguageModel, params: Any, state: State) -> int:
+def target_width(target: LanguageModel, params: Any, state: State) -> int:
+  """Width V of the target's logits."""
   logits = jax.eval_shape(target.logits, params, state.hidden)
   return logits.shape[-1]
 

@@ -123,16 +123,10 @@ def make_step(
   return jax.jit(step, donate_argnums=(0, 1))
 
 
-def initial_params(module: transformer.Transformer, seed: int) -> Any:
-  tokens = jnp.ones((1, 2), jnp.int32)
-  init = lambda key: module.init(key, tokens, tokens, enable_dropout=False)
-  return jax.jit(init)(jax.random.key(seed))['params']
-
-
 def train(
+  output_dir: str,
   config: transformer.T5Config,
   batches: Any,
-  output_dir: str,
   schedule: Schedule = Schedule(),
   loss: Callable = cross_entropy,
   teacher_config: transformer.T5Config | None = None,
@@ -144,10 +138,10 @@ def train(
   """Trains one network, or goes on with it, and writes its weights.
 
   Args:
+    output_dir: gets `state/` (Orbax), `curve.jsonl` and `model.safetensors`.
     config: sizes of the network.
     batches: `from_step(step)` yields {'inputs', 'targets'}; see
       `data.text.BucketedBatches`.
-    output_dir: gets `state/` (Orbax), `curve.jsonl` and `model.safetensors`.
     schedule: the learning rate and the number of steps.
     loss: one of this module's losses.
     teacher_config: sizes of the teacher, for losses that need one.
@@ -172,7 +166,7 @@ def train(
     teacher = transformer.Transformer(teacher_config)
     teacher_params = checkpoints.load(teacher_path, teacher_config)
   tx = optimizer(schedule)
-  params = initial_params(module, seed)
+  params = transformer.initial_params(config, seed)
   state = {'params': params, 'optimizer': tx.init(params)}
   with ocp.CheckpointManager(
     directory / 'state',
@@ -191,6 +185,10 @@ def train(
   checkpoints.save(
     directory / 'model.safetensors',
     result.pop('params'),
+    metadata={
+      'vocabulary': batches.vocabulary.fingerprint,
+      'steps': str(schedule.steps),
+    },
     dtype='bfloat16',
     overwrite=True,
   )

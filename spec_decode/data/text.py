@@ -5,6 +5,7 @@ A JSONL line is an object with "inputs", "targets" and, if there is one, "id".
 A TSV line is inputs, tab, targets. `prompts.py` gives the same from SeqIO.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -12,12 +13,20 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
 
 import numpy as np
 import sentencepiece
 
 ASSETS = pathlib.Path(__file__).parent.parent / 'assets'
+
+
+def resolve(path: str) -> str:
+  """A path; one that starts with "assets/" is of this package."""
+  if path.startswith('assets/'):
+    return os.fspath(ASSETS / path.removeprefix('assets/'))
+  return path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Vocabulary:
   eos_id = 1
 
   def __init__(self, path: str | None = None, extra_ids: int = 0):
-    self.path = str(path or ASSETS / 'debian' / 'vocab.model')
+    self.path = resolve(path or 'assets/debian/vocab.model')
     if not pathlib.Path(self.path).is_file():
       raise FileNotFoundError(
         f'Expected a SentencePiece model at {self.path!r}, found none. Give'
@@ -80,10 +89,12 @@ def read(path: str) -> list[Example]:
     FileNotFoundError: no such file.
     ValueError: a line is not of the format, or there is no line at all.
   """
-  path = pathlib.Path(path).expanduser()
+  path = pathlib.Path(resolve(os.fspath(path))).expanduser()
   if not path.is_file():
     shipped = ASSETS / 'debian' / path.name
-    hint = f' Did you mean {shipped}?' if shipped.is_file() else ''
+    hint = ''
+    if shipped.is_file():
+      hint = f' Did you mean "assets/debian/{path.name}"?'
     raise FileNotFoundError(
       f'Expected examples at {path}, found no file.{hint}'
     )
@@ -127,6 +138,96 @@ def pad(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
     row = row[:length]
     out[i, : len(row)] = row
   return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """A batch of prompts; rows from `count` on only fill it up."""
+
+  inputs: np.ndarray  # int32 [B, I], EOS included, zeros after
+  ids: np.ndarray  # uint32 [B], of the examples, for `randomness.row_keys`
+  count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+  """Examples of a task, as the jobs take them. Reads nothing before it must.
+
+  Attributes:
+    task: name for tables.
+    source: path of a .jsonl or .tsv file, or a function that gives examples,
+      such as `prompts.from_seqio` bound to a task.
+    vocabulary: path of the SentencePiece model; None for the shipped one.
+    input_length: tokens per input, EOS included.
+    num_examples: how many, from the start; None for all.
+    truncate: cut longer inputs instead of refusing them.
+    extra_ids: sentinel ids that the vocabulary has beyond its pieces.
+  """
+
+  task: str
+  source: str | Callable[[], Sequence[Example]]
+  vocabulary: str | None = None
+  input_length: int = 128
+  num_examples: int | None = None
+  truncate: bool = False
+  extra_ids: int = 0
+
+  @functools.cached_property
+  def tokenizer(self) -> Vocabulary:
+    return Vocabulary(self.vocabulary, self.extra_ids)
+
+  @functools.cached_property
+  def examples(self) -> Sequence[Example]:
+    source = self.source
+    found = source() if callable(source) else read(source)
+    return found[: self.num_examples]
+
+  @functools.cached_property
+  def _rows(self) -> list[list[int]]:
+    texts = [example.inputs for example in self.examples]
+    return [row + [Vocabulary.eos_id] for row in self.tokenizer.encode(texts)]
+
+  def problems(self) -> list[str]:
+    """What keeps these prompts from being used, each with its remedy."""
+    try:
+      rows = self._rows
+    except (FileNotFoundError, ValueError) as error:
+      return [str(error)]
+    found = []
+    long = [i for i, row in enumerate(rows) if len(row) > self.input_length]
+    if long and not self.truncate:
+      worst = max(len(rows[i]) for i in long)
+      found.append(
+        f'Expected inputs of at most {self.input_length} tokens, got'
+        f' {len(long)} longer ones (the first is {self.examples[long[0]].id!r},'
+        f' the longest has {worst}). Raise input_length or set truncate=True.'
+      )
+    empty = [e.id for e in self.examples if not e.inputs.strip()]
+    if empty:
+      found.append(
+        f'Expected every input to have text, got {len(empty)} without (the'
+        f' first is {empty[0]!r}). Remove them from the source.'
+      )
+    return found
+
+  def batches(self, size: int) -> Iterator[Batch]:
+    """All prompts in order, in batches of `size` rows."""
+    inputs = pad(self._rows, self.input_length)
+    # A cut input still ends as the model expects inputs to end.
+    full = inputs[:, -1] != 0
+    inputs[full, -1] = Vocabulary.eos_id
+    ids = np.array([example_key(e.id) for e in self.examples], np.uint32)
+    for start in range(0, len(ids), size):
+      rows = np.arange(start, start + size)
+      count = int(np.sum(rows < len(ids)))
+      rows = np.minimum(rows, len(ids) - 1)
+      yield Batch(inputs[rows], ids[rows], count)
+
+
+def example_key(example_id: str) -> int:
+  """A stable uint32 of an example's id."""
+  digest = hashlib.sha256(example_id.encode()).digest()
+  return int.from_bytes(digest[:4], 'big')
 
 
 @dataclasses.dataclass(frozen=True)

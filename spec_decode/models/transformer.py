@@ -592,6 +592,15 @@ def _bias(mask: Array) -> Array:
   return jnp.where(mask, 0.0, _MASKED).astype(jnp.float32)
 
 
+def initial_params(config: T5Config, seed: int) -> Any:
+  """Fresh parameters, the values that T5X draws from the same key."""
+  tokens = jnp.ones((1, 2), jnp.int32)
+  init = lambda key: Transformer(config).init(
+    key, tokens, tokens, enable_dropout=False
+  )
+  return jax.jit(init)(jax.random.key(seed))['params']
+
+
 def decoding_layout(params: Any, dtype: Any = None) -> Any:
   """Parameters as `Transformer(config, weights_left=True)` takes them.
 

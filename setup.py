@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packaging. Tool settings are in pyproject.toml."""
+
+import pathlib
+
+import setuptools
+
+DATA = ['seqio', 'tensorflow-datasets', 't5']
+TEST = ['pytest>=8', 'scipy>=1.11', 'ruff>=0.6']
+
+setuptools.setup(
+  name='spec_decode',
+  version='0.1.0',
+  description='Speculative decoding in JAX, exact and measured',
+  long_description=pathlib.Path('README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=setuptools.find_packages(include=['spec_decode', 'spec_decode.*']),
+  package_data={'spec_decode': ['assets/**/*']},
+  install_requires=[
+    'absl-py>=2.0',
+    'etils[epath]>=1.5',
+    'flax>=0.10',
+    'gin-config>=0.5',
+    'jax>=0.6',
+    'matplotlib>=3.8',
+    'numpy>=1.26',
+    'optax>=0.2.4',
+    'orbax-checkpoint>=0.11',
+    'pandas>=2.0',
+    'rich>=13',
+    'rouge-score>=0.1.2',
+    'sacrebleu>=2.4',
+    'safetensors>=0.4',
+    'sentencepiece>=0.2',
+    'tensorstore>=0.1.60',
+    'tqdm>=4.66',
+  ],
+  extras_require={
+    # SeqIO and TFDS tasks. They bring TensorFlow.
+    'data': DATA,
+    # Comparison with Hugging Face's T5.
+    'parity': ['torch==2.13.0', 'transformers>=5'],
+    'test': TEST + DATA,
+    'dev': TEST + ['pre-commit', 'nbstripout'],
+  },
+)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs jobs as gin configures them, and appends one record.
+
+This is the only module that knows gin. Every binding must have an effect:
+those that no job can reach are refused, since gin itself says nothing about a
+mistyped scope or macro.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import difflib
+import os
+import pathlib
+from typing import Any
+
+import gin
+from rich.console import Console
+from rich.table import Table
+
+from spec_decode import records
+from spec_decode.workload import Workload
+
+Job = Callable[..., dict[str, Any]]
+
+
+class ConfigError(ValueError):
+  """A configuration that was refused before any work began."""
+
+
+def run(
+  jobs: Sequence[Job],
+  output_dir: str,
+  name: str,
+  workload: Workload | None = None,
+  record_path: str | None = None,
+) -> dict[str, Any]:
+  """Runs jobs one after another and appends one record of all.
+
+  Args:
+    jobs: called as job(workload, output_dir), or job(output_dir) without a
+      workload; what each returns is in the record under its name.
+    output_dir: gets the jobs' files, config.gin and records.jsonl.
+    name: of the run, in the record.
+    workload: what the jobs work on.
+    record_path: where the record goes instead.
+  """
+  problems = unreachable_bindings(run)
+  if workload is not None:
+    problems += workload.problems()
+  if problems:
+    raise ConfigError(
+      f'{len(problems)} thing(s) to correct, nothing was run:\n'
+      + '\n'.join(f'  {i + 1}. {text}' for i, text in enumerate(problems))
+    )
+  directory = pathlib.Path(output_dir).expanduser()
+  directory.mkdir(parents=True, exist_ok=True)
+  results: dict[str, Any] = {}
+  for job in jobs:
+    arguments = (os.fspath(directory),)
+    if workload is not None:
+      arguments = (workload, *arguments)
+    results[_job_name(job)] = job(*arguments)
+  config = gin.operative_config_str()
+  (directory / 'config.gin').write_text(config, encoding='utf-8')
+  record = records.stamp(name, config, _described(workload) | results)
+  records.append(record_path or directory / 'records.jsonl', record)
+  if workload is not None:
+    show(workload, results)
+  return record
+
+
+def _job_name(job: Job) -> str:
+  """module_name of a job such as walltime.measure."""
+  module = getattr(job, '__module__', '').rpartition('.')[2]
+  return module or job.__name__
+
+
+def _described(workload: Workload | None) -> dict[str, Any]:
+  if workload is None:
+    return {}
+  return {
+    'workload': {
+      'task': workload.prompts.task,
+      'target': workload.target.name,
+      'draft': workload.draft.name,
+      'temperature': workload.temperature,
+      'gamma': workload.gamma,
+      'lenience': workload.lenience,
+      'batch_size': workload.batch_size,
+    }
+  }
+
+
+def show(workload: Workload, results: dict[str, Any]) -> None:
+  """Prints the table that a person reads."""
+  rate, times = results.get('acceptance_rate'), results.get('walltime')
+  decoded = results.get('generate')
+  cells = {
+    'task': workload.prompts.task,
+    'draft': workload.draft.name,
+    'temperature': f'{workload.temperature:g}',
+    'gamma': str(workload.gamma),
+  }
+  if rate:
+    error = rate['standard_error']
+    cells['alpha'] = f'{rate["alpha"]:.3f} ± {error:.3f}'
+  if decoded:
+    cells['tokens per target call'] = f'{decoded["tokens_per_call"]:.2f}'
+  if times:
+    cells['c'] = f'{times["c"]:.3f}'
+    cells['predicted (costs)'] = f'{times["predicted_from_costs"]:.2f}x'
+    if times['predicted_theorem_3_8'] is not None:
+      cells['predicted (theorem 3.8)'] = (
+        f'{times["predicted_theorem_3_8"]:.2f}x'
+      )
+    cells['measured'] = f'{times["speedup"]:.2f}x'
+  table = Table(title=f'Target: {workload.target.name}')
+  for title in cells:
+    table.add_column(title)
+  table.add_row(*cells.values())
+  console = Console()
+  console.print()
+  console.print(table)
+  for key, label in (('bleu', 'BLEU'), ('rouge_l', 'ROUGE-L')):
+    if decoded and key in decoded:
+      console.print(f'{label} {decoded[key]:.1f}')
+  if decoded and 'differing_outputs' in decoded:
+    console.print(
+      f'{decoded["differing_outputs"]} of {decoded["examples"]} greedy outputs'
+      ' differ from plain decoding.'
+    )
+
+
+def parse(
+  files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+) -> None:
+  """Reads gin files and bindings.
+
+  Raises:
+    ConfigError: a missing file, or anything that gin cannot make sense of.
+  """
+  for path in search_paths:
+    gin.add_config_file_search_path(path)
+  try:
+    gin.parse_config_files_and_bindings(list(files), list(bindings))
+  except (OSError, ValueError, SyntaxError, AttributeError, ImportError) as e:
+    raise ConfigError(
+      f'{e}\nText needs its own quotes: --gin.NAME="\'value\'".'
+      if isinstance(e, SyntaxError)
+      else str(e)
+    ) from e
+
+
+def unreachable_bindings(root: Callable) -> list[str]:
+  """Bindings that no path of references from `root` leads to."""
+  config = gin.config._CONFIG  # gin offers no other way to walk it
+  wanted = gin.config._REGISTRY.get_match(
+    f'{root.__module__}.{root.__name__}'
+  ) or gin.config._REGISTRY.get_match(root.__name__)
+  if wanted is None or not config:
+    return []  # called directly, without a gin file
+  reached: set[tuple[str, str]] = set()
+  queue = [('', wanted.selector)]
+  while queue:
+    scope, selector = queue.pop()
+    if (scope, selector) in reached:
+      continue
+    reached.add((scope, selector))
+    for (at, name), parameters in config.items():
+      inherits = at == scope or scope.startswith(at + '/') or not at
+      if name == selector and inherits:
+        reached.add((at, name))
+        for value in parameters.values():
+          queue.extend(_references(value, scope))
+  known = sorted({_label(*key) for key in reached})
+  found = []
+  for key in config:
+    if key not in reached and key[1] != 'gin.constant':
+      label = _label(*key)
+      near = difflib.get_close_matches(label, known, n=1)
+      hint = f' Did you mean {near[0]}?' if near else ''
+      found.append(f'{label} is bound, but nothing that runs uses it.{hint}')
+  return found
+
+
+def _label(scope: str, selector: str) -> str:
+  if selector == 'gin.macro':
+    return scope
+  return f'{scope}/{selector}' if scope else selector
+
+
+def _references(value: Any, scope: str) -> Iterable[tuple[str, str]]:
+  """(scope, selector) of every configurable inside a bound value."""
+  if isinstance(value, gin.config.ConfigurableReference):
+    inner = '/'.join(value.scoped_selector.split('/')[:-1])
+    selector = value.configurable.selector
+    # A reference without a scope of its own inherits the one around it.
+    yield (inner or (scope if selector != 'gin.macro' else ''), selector)
+  elif isinstance(value, dict):
+    for item in value.items():
+      yield from _references(list(item), scope)
+  elif isinstance(value, list | tuple):
+    for item in value:
+      yield from _references(item, scope)

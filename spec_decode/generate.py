@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes a file: predictions as JSONL, counts, quality, and sample outputs."""
+
+from collections.abc import Iterator
+import json
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+import tqdm
+
+from spec_decode import speculative
+from spec_decode.autoregressive import STOPPED_BY_EOS
+from spec_decode.data import text
+from spec_decode.measure import quality
+from spec_decode.measure.acceptance_rate import Ratio
+from spec_decode.workload import Workload
+
+# How a token came about -> (opening mark, closing mark, style).
+MARKS = {
+  'accepted': ('', '', 'green'),
+  'rejected': ('[-', '-]', 'red strike'),
+  'extra': ('{+', '+}', 'bold blue'),
+}
+LEGEND = 'accepted guess, [-rejected guess-], {+token of the target+}'
+
+
+def generate(
+  workload: Workload,
+  output_dir: str,
+  metric: str | None = None,
+  num_samples: int = 5,
+  compare: bool = True,
+) -> dict[str, Any]:
+  """Decodes all prompts speculatively.
+
+  Args:
+    workload: what to decode.
+    output_dir: gets predictions.jsonl and samples.txt.
+    metric: 'bleu' or 'rouge_l', against the examples' targets.
+    num_samples: outputs to show block by block.
+    compare: at temperature 0, decode without speculation too and count the
+      examples that differ.
+
+  Returns:
+    For a record: counts over all examples, quality, differing examples.
+  """
+  directory = pathlib.Path(output_dir)
+  directory.mkdir(parents=True, exist_ok=True)
+  lines, differing = [], None
+  compare = compare and workload.temperature == 0
+  began, total = time.perf_counter(), len(workload.prompts.examples)
+  with (
+    (directory / 'predictions.jsonl').open('w', encoding='utf-8') as out,
+    tqdm.tqdm(total=total, desc='generate', unit='example') as bar,
+  ):
+    for batch in workload.batches():
+      result = workload.decode(batch)
+      if compare:
+        plain = workload.decode_plain(batch)
+        unequal = np.any(np.asarray(plain.tokens != result.tokens), axis=1)
+        differing = (differing or 0) + int(np.sum(unequal[: batch.count]))
+      for line in _lines(workload, batch, result, len(lines)):
+        out.write(json.dumps(line, ensure_ascii=False) + '\n')
+        lines.append(line)
+      seconds = time.perf_counter() - began
+      tokens = sum(line['num_tokens'] for line in lines)
+      tested = max(1, sum(line['tested'] for line in lines))
+      accepted = sum(line['accepted'] for line in lines)
+      bar.update(batch.count)
+      bar.set_postfix_str(
+        f'{tokens / seconds:.0f} tokens/s, accepted/tested'
+        f' {accepted / tested:.2f}'
+      )
+  summary = _summary(lines)
+  if metric is not None:
+    references = [e.targets for e in workload.prompts.examples]
+    predictions = [line['prediction'] for line in lines]
+    summary |= quality.measure(metric, predictions, references)
+  if differing is not None:
+    summary['differing_outputs'] = differing
+  _write_samples(workload, directory / 'samples.txt', num_samples)
+  return summary
+
+
+def _lines(workload: Workload, batch, result, first: int) -> Iterator[dict]:
+  """One JSON object per real row of a batch."""
+  result = speculative.Result(
+    **{k: np.asarray(v) for k, v in vars(result).items()}
+  )
+  for i in range(batch.count):
+    example = workload.prompts.examples[first + i]
+    length = int(result.length[i])
+    ids = result.tokens[i, :length].tolist()
+    yield {
+      'id': example.id,
+      'inputs': example.inputs,
+      'prediction': workload.prompts.tokenizer.decode(ids),
+      'targets': example.targets,
+      'tokens': ids,
+      'num_tokens': length,
+      'stop': 'eos' if result.stop[i] == STOPPED_BY_EOS else 'length',
+      'log_prob': float(result.log_probs[i].sum()),
+      'target_calls': int(result.target_calls[i]),
+      'drawn': int(result.drawn[i]),
+      'tested': int(result.tested[i]),
+      'accepted': int(result.accepted[i]),
+      'histogram': result.histogram[i].tolist(),
+    }
+
+
+def _summary(lines: list[dict]) -> dict[str, Any]:
+  """Totals, with the three measures of acceptance named apart."""
+  column = lambda name: [line[name] for line in lines]
+  tested = Ratio.of(column('accepted'), column('tested'))
+  drawn = Ratio.of(column('accepted'), column('drawn'))
+  per_call = Ratio.of(column('num_tokens'), column('target_calls'))
+  return {
+    'examples': len(lines),
+    'tokens': sum(column('num_tokens')),
+    'target_calls': sum(column('target_calls')),
+    'histogram': np.sum(column('histogram'), axis=0).tolist(),
+    'accepted_per_tested': tested.value,
+    'accepted_per_tested_error': tested.error,
+    'accepted_per_drawn': drawn.value,
+    'tokens_per_call': per_call.value,
+    'tokens_per_call_error': per_call.error,
+  }
+
+
+def blocks(workload: Workload, batch: text.Batch, row: int) -> Iterator[list]:
+  """For one row, per block a list of (what happened, token id)."""
+  config = workload.speculation()
+  for block, _ in speculative.stream(
+    config, *workload.params, batch.inputs, workload.keys(batch)
+  ):
+    count, accepted = int(block.count[row]), int(block.accepted[row])
+    if not count:
+      return
+    parts = [('accepted', int(t)) for t in block.tokens[row, :accepted]]
+    if accepted < block.drawn[row]:
+      parts.append(('rejected', int(block.guesses[row, accepted])))
+    if count > accepted:
+      parts.append(('extra', int(block.tokens[row, accepted])))
+    yield parts
+
+
+def _write_samples(workload: Workload, path: pathlib.Path, number: int) -> None:
+  """Shows outputs block by block: coloured on screen, marked in a file."""
+  vocabulary = workload.prompts.tokenizer
+  console, marked = Console(), [LEGEND, '']
+  if number:
+    console.print(
+      Text.assemble(
+        '\nSamples, a line per target call: ',
+        *(part for kind in MARKS for part in ((kind, MARKS[kind][2]), ' ')),
+      )
+    )
+  shown = 0
+  for batch in workload.batches():
+    for row in range(batch.count):
+      if shown == number:
+        path.write_text('\n'.join(marked) + '\n', encoding='utf-8')
+        return
+      example = workload.prompts.examples[shown]
+      console.print(f'\n{example.id}: {example.inputs}', style='dim')
+      marked += [f'{example.id}: {example.inputs}']
+      for parts in blocks(workload, batch, row):
+        line, plain = Text('  '), '  '
+        for kind, token in parts:
+          before, after, style = MARKS[kind]
+          piece = vocabulary.piece(token)
+          # Where there is no colour the marks must do.
+          line.append(
+            piece if console.color_system else before + piece + after, style
+          )
+          plain += before + piece + after
+        console.print(line)
+        marked.append(plain)
+      marked.append('')
+      shown += 1
+  path.write_text('\n'.join(marked) + '\n', encoding='utf-8')

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's alpha: mean of beta over text that the target generated.
+
+The target writes the text; then both models score it in one parallel pass
+each, and beta = sum_x min(p(x) / l, q(x)) is averaged over its positions
+(tables 3 and 5). Not to be mixed up with `beta_tested` of a speculative run,
+which sees only prefixes before a rejection, nor with accepted / drawn.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import tqdm
+
+from spec_decode import acceptance
+from spec_decode import autoregressive
+from spec_decode import randomness
+from spec_decode import sampling as sampling_lib
+from spec_decode.drafts import ModelDraft
+from spec_decode.speculative import Speculation
+from spec_decode.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+  """sum(parts) / sum(wholes) over examples, with its standard error.
+
+  Tokens of one example are not independent, so examples are the clusters.
+  """
+
+  value: float
+  error: float
+  n: float  # sum(wholes)
+
+  @classmethod
+  def of(cls, parts, wholes) -> 'Ratio':
+    parts, wholes = np.asarray(parts, float), np.asarray(wholes, float)
+    total, clusters = wholes.sum(), len(wholes)
+    if total == 0:
+      return cls(float('nan'), float('nan'), 0.0)
+    value = parts.sum() / total
+    if clusters < 2:
+      return cls(float(value), float('nan'), float(total))
+    spread = np.sum((parts - value * wholes) ** 2) * clusters / (clusters - 1)
+    return cls(float(value), float(np.sqrt(spread) / total), float(total))
+
+
+def model_log_weights(model, sampling, params, inputs, tokens):
+  """Teacher-forced log-weights [B, W, V] at tokens [B, W], in one call."""
+  previous = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+  cache = model.start(params, inputs, tokens.shape[1])
+  position = jnp.zeros((tokens.shape[0],), jnp.int32)
+  hidden, _ = model.extend(params, cache, previous, position)
+  return model.logits(params, hidden)
+
+
+def draft_distributions(draft, params, inputs, tokens, size):
+  """q [B, W, V] of any draft before each of tokens [B, W].
+
+  A model needs one pass. Other drafts are asked for one guess per position.
+  """
+  if isinstance(draft, ModelDraft):
+    logits = model_log_weights(draft.model, None, params, inputs, tokens)
+    sampling = dataclasses.replace(draft.sampling, vocab_size=size)
+    return sampling_lib.distribution(logits, sampling)
+  one = dataclasses.replace(draft, gamma=1)
+  rows, width = tokens.shape
+  prompt = jnp.zeros((rows, 1), jnp.int32)
+  buffer = jnp.pad(tokens, ((0, 0), (1, 2)))
+  # Which guess is drawn does not matter for q.
+  keys = randomness.row_keys(0, jnp.arange(rows))
+
+  def guess(cache, length):
+    proposal = one.propose(
+      params, cache, buffer, jnp.full((rows,), length), keys, None, size
+    )
+    q = proposal.q
+    if q is None:
+      q = jax.nn.one_hot(proposal.tokens, size)
+    # Nothing was guessed: nothing can be accepted.
+    return proposal.cache, q[:, 0] * (proposal.count > 0)[:, None]
+
+  cache = one.start(params, inputs, prompt, buffer.shape[1])
+  _, q = lax.scan(guess, cache, jnp.arange(1, width + 1))
+  return jnp.moveaxis(q, 0, 1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def betas(
+  config: Speculation,
+  lenience: tuple[float, ...],
+  params: Any,
+  draft_params: Any,
+  inputs: Any,
+  tokens: jax.Array,
+) -> jax.Array:
+  """beta at every position of tokens [B, W], for each l: [len(l), B, W]."""
+  logits = model_log_weights(
+    config.target, config.sampling, params, inputs, tokens
+  )
+  size = config.sampling.vocab_size or logits.shape[-1]
+  q = draft_distributions(config.draft, draft_params, inputs, tokens, size)
+  return jnp.stack(
+    [
+      acceptance.acceptance_probability(logits, tokens, q, config.sampling, each)
+      for each in lenience
+    ]
+  )
+
+
+def target_texts(workload: Workload) -> Iterator[tuple[Any, np.ndarray, Any]]:
+  """(batch, tokens [B, W], lengths [B]) that the target alone generates."""
+  for batch in workload.batches():
+    plain: autoregressive.Result = workload.decode_plain(batch)
+    yield batch, np.asarray(plain.tokens), np.asarray(plain.length)
+
+
+def measure(
+  workload: Workload,
+  output_dir: str,
+  num_tokens: int = 10_000,
+  lenience: tuple[float, ...] = (1.0,),
+) -> dict[str, Any]:
+  """alpha over `num_tokens` target-generated tokens, with its error.
+
+  Returns:
+    For a record: per lenience alpha, standard error, tokens and examples.
+  """
+  del output_dir
+  config = workload.speculation()
+  sums, counts = [], []
+  with tqdm.tqdm(total=num_tokens, desc='alpha', unit='token') as bar:
+    for batch, tokens, length in target_texts(workload):
+      beta = np.asarray(
+        betas(config, tuple(lenience), *workload.params, batch.inputs, tokens)
+      )
+      real = np.arange(tokens.shape[1]) < length[:, None]
+      sums.extend((beta * real).sum(-1).T[: batch.count])
+      counts.extend(length[: batch.count])
+      done = int(np.sum(counts))
+      alpha = np.sum(sums, axis=0)[0] / done
+      bar.set_postfix_str(f'alpha {alpha:.3f}')
+      bar.update(min(done, num_tokens) - bar.n)
+      if done >= num_tokens:
+        break
+  rows = []
+  for i, each in enumerate(lenience):
+    ratio = Ratio.of([s[i] for s in sums], counts)
+    rows.append(
+      {
+        'lenience': each,
+        'alpha': ratio.value,
+        'standard_error': ratio.error,
+        'tokens': int(ratio.n),
+        'examples': len(counts),
+      }
+    )
+  return {'alpha': rows[0]['alpha'], **rows[0], 'by_lenience': rows}

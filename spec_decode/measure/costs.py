@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of one iteration cost, in the loop they belong to.
+
+Each part runs in a compiled loop of its own, so no dispatch is timed; medians
+of interleaved repeats after a warm-up. The draft is timed as the difference
+that its calls make between target calls: in between the target pushes the
+draft's weights out of the processor's cache, so alone it looks cheaper.
+"""
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from spec_decode import autoregressive
+from spec_decode import randomness
+from spec_decode import sampling as sampling_lib
+from spec_decode import speculative
+from spec_decode.speculative import Speculation
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """Seconds of the parts of decoding, per call."""
+
+  plain_step: float  # one token without speculation: T(1) and its sampling
+  target_wide: float  # target call of width gamma + 1: T(gamma + 1)
+  draft_in_loop: float  # all gamma guesses, between target calls
+  draft_alone: float  # the same, with nothing between
+  iteration: float  # one whole step of the speculative loop
+  gamma: int
+
+  @property
+  def c(self) -> float:
+    """Cost of one guess over that of one plain step, in the loop."""
+    return self.draft_in_loop / max(self.gamma, 1) / self.plain_step
+
+  @property
+  def c_alone(self) -> float:
+    return self.draft_alone / max(self.gamma, 1) / self.plain_step
+
+  @property
+  def wide_ratio(self) -> float:
+    return self.target_wide / self.plain_step
+
+  @property
+  def overhead(self) -> float:
+    """An iteration over its draft calls and its target call."""
+    return self.iteration / (self.draft_in_loop + self.target_wide)
+
+
+def _timed(function, *args) -> float:
+  began = time.perf_counter()
+  jax.block_until_ready(function(*args))
+  return time.perf_counter() - began
+
+
+def medians(functions: dict[str, Any], repeats: int) -> dict[str, float]:
+  """Median seconds of each thunk, interleaved, after one warm-up each."""
+  for function in functions.values():
+    jax.block_until_ready(function())
+  times = {name: [] for name in functions}
+  for _ in range(repeats):
+    for name, function in functions.items():
+      times[name].append(_timed(function))
+  return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def _rewound(config: Speculation, state: speculative.State, steps):
+  """The same state, so that loops of any length do the same work."""
+  sequences = state.sequences
+  # Nothing ends: the cap moves out of reach and no token counts as EOS.
+  return state.replace(
+    sequences=sequences.replace(
+      stop=jnp.zeros_like(sequences.stop),
+      limit=jnp.full_like(sequences.limit, sequences.tokens.shape[1]),
+      length=jnp.minimum(sequences.length, steps),
+    )
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def loop(
+  config: Speculation, part: str, calls: int, params, draft_params, state
+) -> Any:
+  """Runs one part of an iteration `calls` times over, as the loop would.
+
+  Args:
+    config: what to time; its EOS must be -1.
+    part: 'plain_step', 'draft', 'target', 'draft_and_target' or 'iteration'.
+    calls: how often.
+    params: of the target.
+    draft_params: of the draft.
+    state: where to start; rows keep near that length.
+  """
+  start = state.sequences.length
+  rows = jnp.arange(start.shape[0])
+
+  def draft(state):
+    keys = randomness.block_keys(
+      state.keys, state.sequences.length, state.target_calls
+    )
+    size = config.sampling.vocab_size or speculative.target_width(
+      config.target, params, state
+    )
+    proposal = config.draft.propose(
+      draft_params, state.draft_cache, state.sequences.tokens,
+      state.sequences.length, keys, state.hidden, size,
+    )  # fmt: skip
+    return state.replace(draft_cache=proposal.cache), proposal
+
+  def target(state, guesses):
+    chunk = jnp.concatenate(
+      [state.sequences.last_token[:, None], guesses], axis=1
+    )
+    hidden, cache = config.target.extend(
+      params, state.target_cache, chunk, state.sequences.position
+    )
+    best = sampling_lib.argmax(config.target.logits(params, hidden))
+    return state.replace(target_cache=cache), best
+
+  def remember(state, tokens, q=None):
+    """Makes the next call depend on this one's result."""
+    used = jnp.zeros((), jnp.int32)
+    if q is not None:
+      used = (jnp.sum(q[:, :, 0]) < 0).astype(jnp.int32)
+    sequences = state.sequences
+    written = sequences.tokens.at[rows, sequences.length - 1].set(
+      tokens[:, -1] + used
+    )
+    length = jnp.where(
+      sequences.length < start + 8, sequences.length + 1, start
+    )
+    return state.replace(
+      sequences=sequences.replace(tokens=written, length=length),
+      target_calls=state.target_calls + 1,
+    )
+
+  def body(_, state):
+    empty = jnp.zeros((rows.shape[0], config.draft.gamma), jnp.int32)
+    if part == 'plain_step':
+      plain = autoregressive.State(
+        state.sequences, state.target_cache, state.keys, state.target_calls
+      )
+      plain = autoregressive.step(
+        config.target, config.sampling, config.limits, params, plain
+      )
+      state = state.replace(
+        sequences=plain.sequences,
+        target_cache=plain.cache,
+        target_calls=plain.target_calls,
+      )
+      return _rewound(config, state, start + 8)
+    if part == 'iteration':
+      state, _ = speculative.step(config, params, draft_params, state)
+      return _rewound(config, state, start + 8)
+    if part == 'target':
+      return remember(*target(state, empty))
+    state, proposal = draft(state)
+    if part == 'draft':
+      return remember(state, proposal.tokens, proposal.q)
+    state, best = target(state, proposal.tokens)
+    return remember(state, best, proposal.q)
+
+  # Cut off at the carried state: the result is small and all work is kept.
+  state = lax.fori_loop(0, calls, body, _rewound(config, state, start))
+  return state.sequences.tokens, state.target_calls
+
+
+def costs(
+  config: Speculation,
+  params: Any,
+  draft_params: Any,
+  inputs: Any,
+  repeats: int = 5,
+  calls: int = 20,
+  prefix: int = 16,
+) -> Costs:
+  """Measures `Costs` at about `prefix` committed tokens."""
+  limits = dataclasses.replace(
+    config.limits,
+    eos_id=-1,
+    max_new_tokens=max(config.limits.max_new_tokens, prefix + 16),
+  )
+  config = dataclasses.replace(config, limits=limits)
+  keys = randomness.row_keys(0, jnp.arange(inputs.shape[0]))
+  state = jax.jit(speculative.init, static_argnums=0)(
+    config, params, draft_params, inputs, keys
+  )
+  sequences = state.sequences
+  state = state.replace(
+    sequences=sequences.replace(length=sequences.length + prefix)
+  )
+  parts = ['plain_step', 'target', 'iteration']
+  if config.draft.gamma:
+    parts += ['draft', 'draft_and_target']
+  seconds = medians(
+    {
+      part: functools.partial(
+        loop, config, part, calls, params, draft_params, state
+      )
+      for part in parts
+    },
+    repeats,
+  )
+  seconds = {part: value / calls for part, value in seconds.items()}
+  both = seconds.get('draft_and_target', seconds['target'])
+  return Costs(
+    plain_step=seconds['plain_step'],
+    target_wide=seconds['target'],
+    draft_in_loop=max(both - seconds['target'], 0.0),
+    draft_alone=seconds.get('draft', 0.0),
+    iteration=seconds['iteration'],
+    gamma=config.draft.gamma,
+  )

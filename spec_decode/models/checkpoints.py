@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters on disk: read from five layouts, checked, written in three.
+
+Names are T5X's, slash-joined: `decoder/layers_0/mlp/wi_0/kernel`. `load` finds
+out the layout by itself and compares the whole tree with the one the config
+implies: a name or shape that differs is an error, never a fresh parameter.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+import functools
+import json
+import os
+import re
+import tempfile
+from typing import Any
+import uuid
+
+from etils import epath
+from flax import serialization
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import safetensors
+import safetensors.numpy
+import tensorstore as ts
+
+from spec_decode.models import transformer
+
+Path = str | os.PathLike[str]
+Arrays = dict[str, np.ndarray]  # by slash-joined name
+
+_FORMATS = """Known are
+  a file *.safetensors, as `save` writes it;
+  a Hugging Face directory (config.json and model.safetensors or its shards);
+  a T5X legacy directory checkpoint_N (file `checkpoint` and folders);
+  a T5X Orbax directory checkpoint_N (folder `state`);
+  an Orbax directory of parameters alone."""
+_HF_INDEX = 'model.safetensors.index.json'
+_SCANNED = re.compile(r'(encoder|decoder)/(encoder|decoder|layers)/')
+# Parts of a T5X name as Hugging Face has them. {last} is the index of the
+# feed-forward block: 1 in the encoder, 2 in the decoder.
+_HF_PARTS = {
+  'token_embedder': 'shared',
+  'relpos_bias': 'block.0.layer.0.SelfAttention.relative_attention_bias',
+  'encoder_norm': 'final_layer_norm',
+  'decoder_norm': 'final_layer_norm',
+  'pre_attention_layer_norm': 'layer.0.layer_norm',
+  'pre_self_attention_layer_norm': 'layer.0.layer_norm',
+  'pre_cross_attention_layer_norm': 'layer.1.layer_norm',
+  'pre_mlp_layer_norm': 'layer.{last}.layer_norm',
+  'attention': 'layer.0.SelfAttention',
+  'self_attention': 'layer.0.SelfAttention',
+  'encoder_decoder_attention': 'layer.1.EncDecAttention',
+  'mlp': 'layer.{last}.DenseReluDense',
+  'query': 'q',
+  'key': 'k',
+  'value': 'v',
+  'out': 'o',
+  **dict.fromkeys(('embedding', 'rel_embedding', 'scale', 'kernel'), 'weight'),
+}
+_HF_ACTIVATIONS = {
+  'relu': ('relu',),
+  'gated-gelu': ('gelu', 'linear'),  # the tanh approximation on both sides
+  'gated-silu': ('silu', 'linear'),
+}
+# What the network here keeps fixed.
+_HF_FIXED = {
+  'relative_attention_num_buckets': 32,
+  'relative_attention_max_distance': 128,
+  'layer_norm_epsilon': 1e-6,
+}
+
+
+def expected_shapes(config: transformer.T5Config) -> dict[str, tuple[int, ...]]:
+  """Name -> shape of every parameter `config` implies; allocates nothing."""
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  net = transformer.Transformer(config)
+  init = functools.partial(net.init, enable_dropout=False)
+  tree = jax.eval_shape(init, jax.random.key(0), tokens, tokens)['params']
+  flat = traverse_util.flatten_dict(tree, sep='/')
+  return {name: leaf.shape for name, leaf in flat.items()}
+
+
+def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
+  """Reads the parameters of one T5, whatever wrote them.
+
+  Args:
+    path: a file or directory in one of the layouts of `_FORMATS`.
+    config: the sizes; the checkpoint has to hold exactly this tree.
+    dtype: of the result; float32 when None.
+
+  Returns:
+    The nested dict of arrays that `Transformer(config)` takes as `params`.
+
+  Raises:
+    FileNotFoundError: nothing is there.
+    ValueError: the layout is unknown, a file is damaged, or the tree is not
+      that of `config`: every missing, unexpected and mis-shaped name is named.
+  """
+  path = _absolute(path)
+  arrays = _read(path)
+  expected = expected_shapes(config)
+  if 'shared.weight' in arrays:
+    arrays = _from_hf(arrays, expected)
+  _check(path, arrays, expected)
+  dtype = jnp.float32 if dtype is None else dtype
+  # Popped, so that a stored copy is freed once it is converted.
+  params = {name: jnp.asarray(arrays.pop(name), dtype) for name in expected}
+  return traverse_util.unflatten_dict(params, sep='/')
+
+
+def _absolute(path: Path) -> epath.Path:
+  """What Orbax and TensorStore want; epath would take gs:// for a folder."""
+  path = epath.Path(path).expanduser()
+  return path if '://' in os.fspath(path) else path.resolve()
+
+
+def _read(path: epath.Path) -> Arrays:
+  """Finds out the layout and reads the arrays under their stored names."""
+  if not path.exists():
+    raise FileNotFoundError(f'{path}: no such file or directory.')
+  if path.suffix == '.safetensors' and path.is_file():
+    return _read_safetensors(path)
+  if (path / _HF_INDEX).exists():
+    index = json.loads((path / _HF_INDEX).read_text())['weight_map']
+    shards = [_read_safetensors(path / name) for name in set(index.values())]
+    return {name: x for shard in shards for name, x in shard.items()}
+  if (path / 'model.safetensors').exists():
+    return _read_safetensors(path / 'model.safetensors')
+  # Before `checkpoint`: an Orbax directory may have a file of that name too.
+  for folder in (path, path / 'state', path / 'default', path / 'params'):
+    if any((folder / n).exists() for n in ('_METADATA', 'manifest.ocdbt')):
+      return _read_orbax(folder)
+  if (path / 'checkpoint').is_file():
+    return _read_legacy(path)
+  names = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+  hint = f' It holds {", ".join(names[:20])}.' if names else ''
+  if any(name.startswith('checkpoint_') for name in names):
+    hint += ' Name one of its checkpoint_N directories.'
+  if 'pytorch_model.bin' in names:
+    hint += ' Pickles are not read: save the model again as safetensors.'
+  raise ValueError(f'{path} is no checkpoint.{hint} {_FORMATS}')
+
+
+def _check(path: epath.Path, arrays: Arrays, expected: Mapping) -> None:
+  """Raises one ValueError with every difference from name -> shape."""
+  found = {
+    # Bits of floats kept as integers would become large numbers.
+    name: x.shape if jnp.issubdtype(x.dtype, jnp.floating) else f'{x.dtype}'
+    for name, x in arrays.items()
+  }
+  scanned = [name for name in found if _SCANNED.match(name)]
+  if scanned:
+    raise ValueError(
+      f'{path} holds scanned layers: {scanned[0]}, {found[scanned[0]]}, where'
+      ' layers_0, layers_1, ... are expected. In that network (scalable_t5)'
+      ' every layer has its own relative bias, so the weights do not fit'
+      ' this one. Use a checkpoint of the unscanned t5x/examples/t5.'
+    )
+  missing = sorted(expected.keys() - found.keys())
+  extra = sorted(found.keys() - expected.keys())
+  common = sorted(expected.keys() & found.keys())
+  wrong = [name for name in common if found[name] != expected[name]]
+  if not missing + extra + wrong:
+    return
+  lines = [f'{path} does not hold the parameters that the config implies.']
+  lines += [f'  missing: {name}, expected {expected[name]}' for name in missing]
+  lines += [f'  unexpected: {name}, got {found[name]}' for name in extra]
+  lines += [
+    f'  wrong: {name}, expected {expected[name]}, got {found[name]}'
+    for name in wrong
+  ]
+  lines.append('Give the config the sizes of this checkpoint, or another path.')
+  name = 'token_embedder/embedding'
+  if name in wrong and expected[name][0] != found[name][0]:
+    lines.append(
+      f'The config has vocab_size={expected[name][0]}, the checkpoint'
+      f' {found[name][0]} rows. Padding counts: rows are neither cut nor added.'
+    )
+  if 'decoder/logits_dense/kernel' in missing:
+    lines.append(
+      'It has no output matrix. T5 1.0 wants logits_via_embedding=True; a 1.1'
+      ' without lm_head.weight lost it when it was saved with tied embeddings.'
+    )
+  raise ValueError('\n'.join(lines))
+
+
+def _unwrap(tree: Any) -> tuple[list[str], Any]:
+  """Keys that lead to the parameters in T5X's or Flax's tree, and these."""
+  keys = []
+  for key in ('optimizer', 'target', 'params'):
+    if key in tree:
+      keys, tree = [*keys, key], tree[key]
+  return keys, tree
+
+
+def _open_safetensors(path: epath.Path):
+  """Maps a file; one that is not local is copied first."""
+  with tempfile.TemporaryDirectory() as scratch:
+    try:
+      if '://' in os.fspath(path):
+        path = path.copy(epath.Path(scratch) / path.name)
+      return safetensors.safe_open(os.fspath(path), framework='numpy')
+    except safetensors.SafetensorError as error:
+      raise ValueError(
+        f'{path} is cut short or no safetensors file ({error}). Copy it again.'
+      ) from error
+
+
+def _read_safetensors(path: epath.Path) -> Arrays:
+  file = _open_safetensors(path)
+  return {name: file.get_tensor(name) for name in file.offset_keys()}
+
+
+def _read_legacy(path: epath.Path) -> Arrays:
+  """Arrays of T5X's msgpack file, most of them in folders beside it."""
+  try:
+    tree = serialization.msgpack_restore((path / 'checkpoint').read_bytes())
+    _, tree = _unwrap(tree)
+    is_spec = lambda _, node: {'driver', 'kvstore', 'metadata'} <= node.keys()
+    arrays = traverse_util.flatten_dict(tree, is_leaf=is_spec, sep='/')
+  except Exception as error:  # msgpack raises many kinds
+    raise ValueError(
+      f'{path}/checkpoint is no T5X checkpoint ({error}). {_FORMATS}'
+    ) from error
+  for name, spec in arrays.items():
+    if isinstance(spec, dict):
+      # TensorStore before 0.1.14 kept the path outside `kvstore`. Driver and
+      # bucket are those of the place written to, not of this one.
+      folder = spec['kvstore'].get('path') or spec['path']
+      arrays[name] = _zarr(path / folder, open=True).read()
+  return {
+    name: x.result() if isinstance(x, ts.Future) else np.asarray(x)
+    for name, x in arrays.items()
+  }
+
+
+def _zarr(path: epath.Path, **options) -> ts.TensorStore:
+  """Opens one array of a legacy checkpoint."""
+  kvstore = {'driver': 'file', 'path': os.fspath(path)}
+  if match := re.fullmatch('gs://([^/]+)/(.*)', kvstore['path']):
+    kvstore = {'driver': 'gcs', 'bucket': match[1], 'path': match[2]}
+  spec = {'driver': 'zarr', 'kvstore': kvstore}
+  # Else a chunk that was lost in copying is read as zeros.
+  spec['fill_missing_data_reads'] = False
+  return ts.open(spec, **options).result()
+
+
+def _read_orbax(path: epath.Path) -> Arrays:
+  """Arrays of the parameters alone; optimizer states stay on disk."""
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    tree = checkpointer.metadata(path).item_metadata.tree
+    keys, tree = _unwrap(tree)
+    args = jax.tree.map(lambda _: ocp.RestoreArgs(np.ndarray), tree)
+    for key in reversed(keys):
+      tree, args = {key: tree}, {key: args}
+    args = ocp.args.PyTreeRestore(tree, restore_args=args, partial_restore=True)
+    tree = checkpointer.restore(path, args=args)
+  return traverse_util.flatten_dict(_unwrap(tree)[1], sep='/')
+
+
+def _hf_name(name: str) -> str:
+  """T5X's name of a parameter -> that in a Hugging Face T5."""
+  if name == 'decoder/logits_dense/kernel':
+    return 'lm_head.weight'
+  last = 1 if name.startswith('encoder/') else 2
+  parts = name.replace('layers_', 'block.').split('/')
+  return '.'.join(_HF_PARTS.get(p, p).format(last=last) for p in parts)
+
+
+def _from_hf(arrays: Arrays, expected: Iterable[str]) -> Arrays:
+  """Renames what `expected` knows and transposes the [out, in] matrices."""
+  names = {_hf_name(name): name for name in expected}
+  renamed, shared = {}, arrays['shared.weight']
+  for key, x in arrays.items():
+    # Copies of the tied embedding, and a bias of old files that no T5 uses.
+    copy = re.search(r'embed_tokens|lm_head', key) and np.array_equal(x, shared)
+    unused = 'EncDecAttention.relative_attention_bias' in key
+    if key in names or not (copy or unused):
+      transpose = x.ndim == 2 and key != 'shared.weight'
+      renamed[names.get(key, key)] = x.T if transpose else x
+  return renamed
+
+
+def hf_config(path: Path) -> transformer.T5Config:
+  """The sizes in `config.json` of a Hugging Face T5 directory.
+
+  Raises:
+    ValueError: it is not a T5 1.0 or 1.1, or has a setting that the network
+      here keeps fixed.
+  """
+  file = _absolute(path) / 'config.json'
+  raw = json.loads(file.read_text())
+  choices = {key: (value,) for key, value in _HF_FIXED.items()}
+  choices['model_type'] = ('t5', 'mt5')
+  choices['feed_forward_proj'] = tuple(_HF_ACTIVATIONS)
+  wrong = [
+    f'{key} is {raw[key]}, expected {" or ".join(map(str, values))}'
+    for key, values in choices.items()
+    if raw.setdefault(key, values[0]) not in values
+  ]
+  if wrong:
+    raise ValueError(f'{file}: {"; ".join(wrong)}. Use a T5 1.0 or 1.1.')
+  # Recent writers say tie_word_embeddings=true for every T5 and keep the
+  # difference between 1.0 and 1.1 in scale_decoder_outputs.
+  tied = raw.get('tie_word_embeddings', True) and raw['model_type'] == 't5'
+  return transformer.T5Config(
+    vocab_size=raw['vocab_size'],
+    emb_dim=raw['d_model'],
+    num_heads=raw['num_heads'],
+    num_encoder_layers=raw['num_layers'],
+    num_decoder_layers=raw.get('num_decoder_layers') or raw['num_layers'],
+    head_dim=raw['d_kv'],
+    mlp_dim=raw['d_ff'],
+    mlp_activations=_HF_ACTIVATIONS[raw['feed_forward_proj']],
+    logits_via_embedding=tied and raw.get('scale_decoder_outputs', True),
+  )
+
+
+def _cast(params: Any, dtype: Any) -> Arrays:
+  dtype = jnp.dtype(dtype)
+  if dtype not in (jnp.float32, jnp.bfloat16):
+    raise ValueError(f'dtype is {dtype}, expected float32 or bfloat16.')
+  flat = traverse_util.flatten_dict(params, sep='/')
+  # safetensors writes the buffer of an array whatever its strides are.
+  return {k: np.asarray(x, dtype, order='C') for k, x in flat.items()}
+
+
+def save(
+  path: Path,
+  params: Any,
+  metadata: Mapping[str, Any] | None = None,
+  dtype: Any = 'float32',
+  overwrite: bool = False,
+) -> None:
+  """Writes one *.safetensors file, by renaming a complete one.
+
+  Args:
+    path: of the file.
+    params: the nested dict of arrays.
+    metadata: what JSON can say, for `load_metadata`.
+    dtype: float32 or bfloat16.
+    overwrite: replace a file that is there.
+
+  Raises:
+    FileExistsError: a file is there and `overwrite` is False.
+    ValueError: another dtype, or another suffix.
+  """
+  path = _absolute(path)
+  if path.suffix != '.safetensors':
+    raise ValueError(f'{path}: expected a name that ends in .safetensors.')
+  if path.exists() and not overwrite:
+    raise FileExistsError(f'{path} exists. Pass overwrite=True to replace it.')
+  header = {'spec_decode': json.dumps(metadata or {})}
+  temporary = path.parent / f'.{path.name}.{uuid.uuid4().hex}'
+  try:
+    temporary.write_bytes(safetensors.numpy.save(_cast(params, dtype), header))
+    temporary.replace(path)
+  finally:
+    temporary.unlink(missing_ok=True)
+
+
+def load_metadata(path: Path) -> dict[str, Any]:
+  """What was given to `save`; {} for a safetensors file of someone else."""
+  file = _open_safetensors(_absolute(path))
+  return json.loads((file.metadata() or {}).get('spec_decode', '{}'))
+
+
+def _t5x_folder(directory: Path, step: int) -> epath.Path:
+  path = _absolute(directory) / f'checkpoint_{step}'
+  if path.exists():
+    raise FileExistsError(f'{path} exists. Remove it or take another step.')
+  return path
+
+
+def save_t5x_legacy(
+  directory: Path, params: Any, step: int, dtype: Any = 'float32'
+) -> None:
+  """Writes `directory`/checkpoint_<step>, without optimizer state."""
+  path = _t5x_folder(directory, step)
+  specs = _cast(params, dtype)
+  path.mkdir(parents=True)
+  for name, x in specs.items():
+    folder = 'target.' + name.replace('/', '.')
+    array = _zarr(path / folder, create=True, dtype=x.dtype, shape=x.shape)
+    array.write(x).result()
+    spec = array.spec().to_json()
+    specs[name] = {key: spec[key] for key in ('driver', 'dtype', 'metadata')}
+    # T5X makes a path of its own kind from this one.
+    specs[name]['kvstore'] = {'driver': 'file', 'path': folder}
+  target = traverse_util.unflatten_dict(specs, sep='/')
+  tree = {'target': target, 'state': {'step': np.array(step, np.int32)}}
+  tree = {'version': 3, 'optimizer': tree}
+  # Last, because without this file the directory is no checkpoint.
+  (path / 'checkpoint').write_bytes(serialization.msgpack_serialize(tree))
+
+
+def save_t5x_orbax(
+  directory: Path, params: Any, step: int, dtype: Any = 'float32'
+) -> None:
+  """Writes `directory`/checkpoint_<step>, without optimizer state."""
+  path = _t5x_folder(directory, step)
+  target = traverse_util.unflatten_dict(_cast(params, dtype), sep='/')
+  tree = {'target': target, 'state': {'step': np.array(step, np.int32)}}
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    args = ocp.args.Composite(state=ocp.args.PyTreeSave(tree))
+    checkpointer.save(path, args=args)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run, one JSON line: what was run, on what, and what came out."""
+
+from collections.abc import Mapping
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import jax
+
+
+def hardware() -> dict[str, Any]:
+  """The machine, in words that a table can quote."""
+  devices = jax.devices()
+  return {
+    'platform': devices[0].platform,
+    'device': _processor()
+    if devices[0].platform == 'cpu'
+    else devices[0].device_kind,
+    'devices': len(devices),
+    'cores': os.cpu_count(),
+  }
+
+
+def _processor() -> str:
+  cpuinfo = pathlib.Path('/proc/cpuinfo')
+  if cpuinfo.is_file():
+    for line in cpuinfo.read_text().splitlines():
+      if line.startswith('model name'):
+        return line.partition(':')[2].strip()
+  return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+  """Commit of the source tree, with '+' when it has changes."""
+  here = pathlib.Path(__file__).parent
+  git = lambda *args: subprocess.run(
+    ['git', '-C', str(here), *args], capture_output=True, text=True
+  )
+  try:
+    head = git('rev-parse', 'HEAD')
+    if head.returncode:
+      return None
+    changed = git('status', '--porcelain', '--untracked-files=no').stdout
+  except OSError:
+    return None
+  return head.stdout.strip() + ('+' if changed.strip() else '')
+
+
+def stamp(name: str, config: str, results: Mapping[str, Any]) -> dict[str, Any]:
+  """A record: `results` with what is needed to repeat and to judge them."""
+  now = datetime.datetime.now(datetime.UTC)
+  return {
+    'name': name,
+    'time': now.isoformat(timespec='seconds'),
+    'commit': _commit(),
+    'hardware': hardware(),
+    'versions': {
+      package: importlib.metadata.version(package)
+      for package in ('jax', 'jaxlib', 'flax', 'numpy')
+    },
+    'config': config,
+    'results': dict(results),
+  }
+
+
+def append(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+  """Adds one line; the file is created with its folder if need be."""
+  path = pathlib.Path(path).expanduser()
+  path.parent.mkdir(parents=True, exist_ok=True)
+  line = json.dumps(record, ensure_ascii=False, allow_nan=True)
+  with path.open('a', encoding='utf-8') as file:
+    file.write(line + '\n')
+
+
+def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+  """All records of a file, oldest first.
+
+  Raises:
+    ValueError: a line that is not JSON, with its number.
+  """
+  records = []
+  for number, line in enumerate(
+    pathlib.Path(path).expanduser().read_text(encoding='utf-8').splitlines()
+  ):
+    try:
+      records.append(json.loads(line))
+    except ValueError as error:
+      raise ValueError(
+        f'Expected JSON in line {number + 1} of {path}, got {line[:60]!r}.'
+      ) from error
+  return records

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job works on: a target, a draft, prompts, and how to decode them."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+from typing import Any
+from typing import Protocol
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+
+from spec_decode import autoregressive
+from spec_decode import randomness
+from spec_decode import speculative
+from spec_decode.autoregressive import Limits
+from spec_decode.data import text
+from spec_decode.drafts import ModelDraft
+from spec_decode.language_model import Draft
+from spec_decode.language_model import LanguageModel
+from spec_decode.models import checkpoints
+from spec_decode.models import transformer
+from spec_decode.sampling import Sampling
+from spec_decode.speculative import Speculation
+
+
+class DraftSource(Protocol):
+  """Where a draft comes from: a `Network` or tables."""
+
+  name: str
+
+  def load(self) -> Any: ...
+
+  def as_draft(self, gamma: int, sampling: Sampling) -> Draft: ...
+
+  def problems(self, vocabulary: text.Vocabulary) -> list[str]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """A T5 and where its weights are.
+
+  Attributes:
+    name: for tables.
+    config: the sizes.
+    checkpoint: path in any layout that `checkpoints.load` reads; paths that
+      start with "assets/" are those of this package. None for random weights.
+    vocab_size: number of real ids; 0 for all that the config has.
+    weights_left: see `transformer.Dense`; pays for targets on a CPU.
+    dtype: of the weights while decoding.
+  """
+
+  name: str
+  config: transformer.T5Config
+  checkpoint: str | None = None
+  vocab_size: int = 0
+  weights_left: bool = False
+  dtype: str = 'float32'
+
+  @property
+  def path(self) -> str | None:
+    return self.checkpoint and text.resolve(self.checkpoint)
+
+  @functools.cached_property
+  def model(self) -> LanguageModel:
+    return transformer.language_model(
+      self.config, self.vocab_size or None, self.weights_left
+    )
+
+  def load(self) -> Any:
+    """Parameters, prepared for decoding."""
+    if self.path is None:
+      params = transformer.initial_params(self.config, seed=0)
+    else:
+      params = checkpoints.load(self.path, self.config)
+    cast = lambda x: jnp.asarray(x, self.dtype)
+    return self.model.prepare(jax.tree.map(cast, params))
+
+  def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
+    return ModelDraft(self.model, sampling, gamma)
+
+  def problems(self, vocabulary: text.Vocabulary) -> list[str]:
+    """What keeps this network from being used with a vocabulary."""
+    found = []
+    real = self.vocab_size or self.config.vocab_size
+    if vocabulary.size > real:
+      found.append(
+        f'Expected {self.name} to know the {vocabulary.size} ids of'
+        f' {vocabulary.path}, got {real}. Choose the vocabulary it was trained'
+        ' with.'
+      )
+    if self.path is None:
+      return found
+    if not epath.Path(self.path).exists():
+      return [
+        *found,
+        f'Expected a checkpoint of {self.name} at {self.path}, found nothing.'
+        ' Correct the path.',
+      ]
+    if self.path.endswith('.safetensors'):
+      trained = checkpoints.load_metadata(self.path).get('vocabulary')
+      if trained not in (None, vocabulary.fingerprint):
+        found.append(
+          f'Expected the vocabulary that {self.path} was trained with (sha256'
+          f' {trained[:12]}...), got {vocabulary.path}'
+          f' ({vocabulary.fingerprint[:12]}...).'
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """One configuration of decoding; every job takes one.
+
+  Attributes:
+    target: the network whose distribution the output has.
+    draft: what guesses.
+    prompts: what to decode.
+    temperature, top_k, top_p: the target's sampling.
+    gamma: guesses per block.
+    draft_sampling: the draft's own; None for the target's.
+    lenience: below 1 the output is no longer exact.
+    max_new_tokens: length cap.
+    batch_size: rows decoded together.
+    seed: with an example's id it fixes the example's sample.
+    mask: keep padding and ids beyond the vocabulary from being drawn.
+  """
+
+  target: Network
+  draft: DraftSource
+  prompts: text.Prompts
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  gamma: int = 4
+  draft_sampling: Sampling | None = None
+  lenience: float = 1.0
+  max_new_tokens: int = 64
+  batch_size: int = 1
+  seed: int = 0
+  mask: bool = True
+
+  @functools.cached_property
+  def sampling(self) -> Sampling:
+    size = self.prompts.tokenizer.size if self.mask else 0
+    forbidden = (text.Vocabulary.pad_id,) if self.mask else ()
+    return Sampling(self.temperature, self.top_k, self.top_p, size, forbidden)
+
+  @property
+  def limits(self) -> Limits:
+    return Limits(self.max_new_tokens, text.Vocabulary.eos_id)
+
+  @functools.cached_property
+  def params(self) -> tuple[Any, Any]:
+    """Prepared parameters of target and draft."""
+    return self.target.load(), self.draft.load()
+
+  def speculation(
+    self, gamma: int | None = None, measure_beta: bool = False
+  ) -> Speculation:
+    return Speculation(
+      self.target.model,
+      self.draft.as_draft(
+        self.gamma if gamma is None else gamma,
+        self.draft_sampling or self.sampling,
+      ),
+      self.sampling,
+      self.limits,
+      self.lenience,
+      measure_beta,
+    )
+
+  def keys(self, batch: text.Batch) -> jax.Array:
+    return randomness.row_keys(self.seed, batch.ids)
+
+  def decode(self, batch: text.Batch, config: Speculation | None = None):
+    """One batch with speculation: `speculative.Result`."""
+    config = config or self.speculation()
+    return speculative.decode(
+      config, *self.params, batch.inputs, self.keys(batch)
+    )
+
+  def decode_plain(self, batch: text.Batch):
+    """One batch without: `autoregressive.Result`."""
+    return autoregressive.decode(
+      self.target.model,
+      self.sampling,
+      self.limits,
+      self.params[0],
+      batch.inputs,
+      self.keys(batch),
+    )
+
+  def batches(self) -> Iterator[text.Batch]:
+    return self.prompts.batches(self.batch_size)
+
+  def problems(self) -> list[str]:
+    """Everything that would stop a job, found before anything compiles."""
+    found = self.prompts.problems()
+    try:
+      vocabulary = self.prompts.tokenizer
+    except FileNotFoundError as error:
+      return list(dict.fromkeys([*found, str(error)]))
+    for network in (self.target, self.draft):
+      found += network.problems(vocabulary)
+    for build in (lambda: self.limits, lambda: self.sampling):
+      try:
+        build()
+      except ValueError as error:
+        found.append(str(error))
+    if not 0 < self.lenience <= 1:
+      found.append(f'Expected lenience in (0, 1], got {self.lenience}.')
+    if self.gamma < 0:
+      found.append(f'Expected gamma >= 0, got {self.gamma}.')
+    if self.batch_size < 1:
+      found.append(f'Expected batch_size >= 1, got {self.batch_size}.')
+    return found

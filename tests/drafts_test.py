@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts without a network: exact output law, exact q, and their own rules."""
+
+import functools
+
+import chi_squared
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import toy_models
+
+from spec_decode import autoregressive
+from spec_decode import randomness
+from spec_decode import speculative
+from spec_decode.autoregressive import Limits
+from spec_decode.copy_draft import CopyDraft
+from spec_decode.drafts import NGramDraft
+from spec_decode.drafts import UniformDraft
+from spec_decode.language_model import PARKED
+from spec_decode.models import ngram
+from spec_decode.sampling import Sampling
+from spec_decode.speculative import Speculation
+
+VOCAB = 5
+EOS = 1
+# The target's table is wider than its vocabulary, as T5's are.
+WIDTH = 7
+SAMPLING = Sampling(vocab_size=VOCAB)
+TARGET = toy_models.table_model(VOCAB)
+PARAMS = toy_models.table_params(3, WIDTH)
+# Rows differ in their first input, which the target's law depends on.
+INPUTS = np.array([[2, 4, 3, 2, 1, 0], [3, 2, 2, 4, 3, 1], [4, 3, 1, 0, 0, 0]])
+COUNT = 51_000
+
+
+@functools.cache
+def tables(order):
+  """Tables of a random text in which every id follows some more often."""
+  rng = np.random.default_rng(order)
+  texts = [rng.choice([1, 2, 2, 3, 4], size=6) for _ in range(12)]
+  return jax.tree.map(
+    jnp.asarray, ngram.count(texts, VOCAB, order, successors=2)
+  )
+
+
+def ngram_draft(gamma=3, **sampling):
+  return NGramDraft(VOCAB, Sampling(**sampling), gamma)
+
+
+DRAFTS = {
+  'unigram': (ngram_draft(), tables(1)),
+  'bigram': (ngram_draft(), tables(2)),
+  'trigram': (ngram_draft(), tables(3)),
+  'bigram, cold': (ngram_draft(temperature=0.6), tables(2)),
+  'bigram, top-k': (ngram_draft(top_k=2), tables(2)),
+  'bigram, certain': (ngram_draft(temperature=0), tables(2)),
+  'uniform': (UniformDraft(VOCAB, 3), None),
+  'copy': (CopyDraft(VOCAB, 3), None),
+  'copy, picky': (CopyDraft(VOCAB, 3, shortest=2, longest=2), None),
+}
+each_draft = pytest.mark.parametrize(
+  'draft, params', DRAFTS.values(), ids=DRAFTS
+)
+
+
+def keys(rows, seed=0):
+  return randomness.row_keys(seed, np.arange(rows))
+
+
+def rows_of(result):
+  """Tokens of each row, as tuples."""
+  return [
+    tuple(tokens[:length].tolist())
+    for tokens, length in zip(*jax.device_get((result.tokens, result.length)))
+  ]
+
+
+@each_draft
+@pytest.mark.parametrize('eos_id', [EOS, -1])
+def test_output_has_the_law_of_the_target(draft, params, eos_id):
+  limits = Limits(max_new_tokens=4, eos_id=eos_id)
+  config = Speculation(TARGET, draft, SAMPLING, limits)
+  inputs = np.tile(INPUTS, (COUNT // 3, 1))
+  result = speculative.decode(config, PARAMS, params, inputs, keys(COUNT))
+  samples = rows_of(result)
+  standardize = lambda z: reference.standardize(z[:VOCAB])
+  for i, row in enumerate(INPUTS):
+    step = lambda prefix, start=row[0]: toy_models.probabilities(
+      PARAMS, (0, *prefix), start, standardize
+    )
+    chi_squared.assert_follows(samples[i::3], reference.law(step, 4, eos_id))
+  # The test has to see guesses that stand and guesses that fall.
+  accepted, tested = np.sum(result.accepted), np.sum(result.tested)
+  assert 0 < accepted < tested
+
+
+@each_draft
+def test_greedy_output_is_that_of_plain_decoding(draft, params):
+  limits = Limits(max_new_tokens=12, eos_id=-1)
+  greedy = Sampling(temperature=0, vocab_size=VOCAB)
+  plain = autoregressive.decode(TARGET, greedy, limits, PARAMS, INPUTS, keys(3))
+  config = Speculation(TARGET, draft, greedy, limits)
+  result = speculative.decode(config, PARAMS, params, INPUTS, keys(3))
+  np.testing.assert_array_equal(result.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize('name', ['bigram', 'uniform', 'copy'])
+@pytest.mark.parametrize('gamma', [0, 1, 6])
+def test_gamma_is_free(name, gamma):
+  draft, params = DRAFTS[name]
+  draft = type(draft)(**vars(draft) | {'gamma': gamma})
+  config = Speculation(TARGET, draft, SAMPLING, Limits(9, EOS))
+  result = speculative.decode(config, PARAMS, params, INPUTS, keys(3))
+  assert np.all(result.drawn <= gamma * result.target_calls)
+  plain = autoregressive.decode(
+    TARGET, SAMPLING, Limits(9, EOS), PARAMS, INPUTS, keys(3)
+  )
+  if gamma == 0:
+    np.testing.assert_array_equal(result.tokens, plain.tokens)
+
+
+@each_draft
+def test_streaming_leaves_the_inputs_alone(draft, params):
+  config = Speculation(TARGET, draft, SAMPLING, Limits(9, EOS))
+  inputs = jnp.asarray(INPUTS)
+  decoded = speculative.decode(config, PARAMS, params, inputs, keys(3))
+  for _ in range(2):  # a donated buffer would be gone the second time
+    for _, state in speculative.stream(config, PARAMS, params, inputs, keys(3)):
+      result = speculative.result(config, state)
+    np.testing.assert_array_equal(result.tokens, decoded.tokens)
+
+
+def propose(draft, params, text, length, rows=None, inputs=INPUTS, size=WIDTH):
+  """One block of guesses for rows of text [B, S]."""
+  text = np.asarray(text)
+  cache = draft.start(params, np.asarray(inputs), text[:, :1], text.shape[1])
+  return draft.propose(
+    params,
+    cache,
+    text,
+    np.asarray(length),
+    keys(len(text)) if rows is None else rows,
+    np.zeros((len(text), 1)),
+    size,
+  )
+
+
+@each_draft
+def test_rows_that_ended_disturb_nothing(draft, params):
+  text = np.array([[0, 2, 3, 2, 3, 9, 9], [0, 4, 4, 9, 9, 9, 9]])
+  running = propose(draft, params, text, [5, 3], keys(2), INPUTS[:2])
+  for order in ([0, 1, 0], [0, 1, 1]):
+    mixed = propose(
+      draft, params, text[order], [5, 3, PARKED], keys(3), INPUTS[order]
+    )
+    for name in ('tokens', 'count', 'q'):
+      some, all_ = getattr(running, name), getattr(mixed, name)
+      if some is not None:
+        np.testing.assert_array_equal(all_[:2], some)
+
+
+@each_draft
+def test_junk_after_the_text_is_not_read(draft, params):
+  text = np.array([[0, 2, 3, 2, 3, 4, 4, 4]] * 3)
+  junk = np.where(np.arange(8) < 5, text, 2)
+  some = propose(draft, params, text, [5, 5, 5])
+  other = propose(draft, params, junk, [5, 5, 5])
+  np.testing.assert_array_equal(some.tokens, other.tokens)
+  np.testing.assert_array_equal(some.count, other.count)
+
+
+@pytest.mark.parametrize(
+  'name', [name for name in DRAFTS if 'copy' not in name and 'cert' not in name]
+)
+def test_q_is_what_the_guesses_are_drawn_from(name):
+  draft, params = DRAFTS[name]
+  count = 50_000
+  text = np.tile([[0, 2, 3]], (count, 1))
+  run = jax.jit(functools.partial(propose, draft, inputs=INPUTS[:1]))
+  proposal = jax.device_get(run(params, text, np.full(count, 3)))
+  assert proposal.q.shape == (count, 3, WIDTH)
+  np.testing.assert_allclose(proposal.q.sum(-1), 1, rtol=1e-5)
+  assert np.all(proposal.q[..., [0, 5, 6]] == 0)  # padding and unreal ids
+  law = {}
+  guesses = [tuple(row) for row in proposal.tokens.tolist()]
+  for guess, q in dict(zip(guesses, proposal.q)).items():
+    law[guess] = np.prod(q[np.arange(3), list(guess)], dtype=np.float64)
+  chi_squared.assert_follows(guesses, law)
+
+
+@pytest.mark.parametrize(
+  'sampling', [{}, {'temperature': 0.6}, {'top_k': 2}, {'top_p': 0.7}]
+)
+@pytest.mark.parametrize('order', [1, 2, 3])
+def test_q_is_the_standardized_table(order, sampling):
+  draft = ngram_draft(**sampling)
+  text = np.array([[0, 2, 3, 2], [0, 4, 3, 4], [0, 0, 0, 0]])
+  length = np.array([4, 3, 1])
+  proposal = propose(draft, tables(order), text, length)
+  for row in range(3):
+    seen = [ngram.NONE] * 3 + text[row, : length[row]].tolist()
+    for i, guess in enumerate(proposal.tokens[row].tolist()):
+      context = np.array(seen[len(seen) - order + 1 :], np.int32)
+      table = ngram.probabilities(tables(order), context)
+      expected = reference.standardize(np.log(table), **sampling)
+      q = proposal.q[row, i]
+      np.testing.assert_allclose(q[:VOCAB], expected, rtol=1e-4, atol=1e-7)
+      assert q[guess] > 0
+      seen.append(guess)
+
+
+def test_certain_guesses_are_the_most_likely_ids():
+  draft = ngram_draft(temperature=0)
+  proposal = propose(draft, tables(2), [[0, 2], [0, 3], [0, 4]], [2, 2, 1])
+  assert proposal.q is None
+  for last, guesses in zip([2, 3, 0], proposal.tokens.tolist()):
+    for guess in guesses:
+      table = np.array(ngram.probabilities(tables(2), np.array([last])))
+      assert guess == 1 + np.argmax(table[1:])
+      last = guess
+
+
+def test_uniform_guesses_spread_over_allowed_ids():
+  draft = UniformDraft(VOCAB, gamma=2, forbidden=(0, 3))
+  proposal = propose(draft, None, [[0]] * 3, [1] * 3)
+  expected = np.array([0, 1, 1, 0, 1, 0, 0]) / 3
+  np.testing.assert_allclose(
+    proposal.q, np.broadcast_to(expected, (3, 2, WIDTH)), rtol=1e-6
+  )
+
+
+def test_bigrams_are_accepted_more_often_than_unigrams_on_markov_text():
+  rng = np.random.default_rng(0)
+  p = rng.dirichlet(np.full(20, 0.2), size=20)
+  text = [0]
+  for _ in range(20_000):
+    text.append(rng.choice(20, p=p[text[-1]]))
+  share = np.bincount(text, minlength=20) / len(text)
+  alpha = []
+  for order in (1, 2):
+    made = ngram.count([text], 20, order, successors=8)
+    q = ngram.probabilities(made, np.arange(20, dtype=np.int32)[:, None])
+    alpha.append(share @ np.minimum(p, q).sum(-1))
+  assert alpha[0] < 0.5 < 0.9 < alpha[1]
+
+
+def test_tables_of_another_vocabulary_are_refused():
+  with pytest.raises(ValueError, match='Expected tables of 6 ids, got 5'):
+    NGramDraft(6, Sampling(), 3).prepare(tables(2))
+  prepared = ngram_draft().prepare(tables(2))
+  assert jax.tree.structure(prepared) == jax.tree.structure(tables(2))
+
+
+# inputs, text and the expected guesses of 4.
+COPIES = {
+  'first token of all': ([2, 3, 1], [0], []),
+  'nothing occurs again': ([5, 6, 1], [0, 2, 3], []),
+  'from the inputs, up to their end': ([6, 7, 8, 9, 1], [0, 7], [8, 9, 1]),
+  'not into the padding': ([6, 7, 8, 0, 0], [0, 7], [8]),
+  'nothing follows': ([6, 7, 8, 0, 0], [0, 8], []),
+  'nothing follows, full width': ([6, 7, 8], [0, 8], []),
+  'the most recent': ([6, 7, 2, 2, 6, 7, 3, 3, 3, 1], [0, 7], [3, 3, 3, 1]),
+  'text before inputs': ([6, 7, 7, 7, 1], [0, 6, 2, 3, 4, 5, 6], [2, 3, 4, 5]),
+  'the longest': ([2, 3, 4, 9, 9, 1], [0, 4, 8, 2, 3, 4], [9, 9, 1]),
+  'no longer than `longest`': (
+    [2, 3, 4, 5, 9, 1],
+    [0, 3, 4, 5, 8, 2, 3, 4, 5],
+    [8, 2, 3, 4],
+  ),
+  'text that repeats itself': ([9], [0, 2, 3, 5, 2, 3], [5, 2, 3, 5]),
+  'one token that repeats': ([9], [0, 6, 6], [6, 6, 6, 6]),
+  'ids that are none': ([6, 12, 8, 1], [0, 6], []),
+  'up to an id that is none': ([6, 8, 12, 1], [0, 6], [8]),
+  'no inputs': ([], [0, 2, 2], [2, 2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize('inputs, text, expected', COPIES.values(), ids=COPIES)
+def test_copies(inputs, text, expected):
+  draft = CopyDraft(vocab_size=12, gamma=4)
+  padded = np.full((1, len(text) + 5), 6)
+  padded[0, : len(text)] = text
+  inputs = np.array([inputs], np.int32)
+  proposal = propose(draft, None, padded, [len(text)], inputs=inputs, size=16)
+  count = int(proposal.count[0])
+  assert proposal.tokens[0, :count].tolist() == expected
+  assert proposal.q is None
+
+
+def test_copies_only_after_endings_that_are_long_enough():
+  inputs = np.array([[6, 7, 8, 9]] * 3)
+  text = np.array([[0, 6, 7], [0, 5, 7], [0, 7, 0]])
+  for shortest, expected in ((1, [2, 2, 2]), (2, [2, 0, 0])):
+    draft = CopyDraft(vocab_size=12, gamma=4, shortest=shortest)
+    proposal = propose(draft, None, text, [3, 3, 2], inputs=inputs, size=16)
+    assert proposal.count.tolist() == expected
+
+
+def test_copying_needs_ids_as_inputs():
+  for inputs in (np.zeros((3, 4)), np.zeros((3,), int), None):
+    with pytest.raises(ValueError, match='token ids'):
+      CopyDraft(VOCAB, 3).start(None, inputs, np.zeros((3, 1), int), 8)
+  with pytest.raises(ValueError, match='1 <= shortest <= longest'):
+    CopyDraft(VOCAB, 3, shortest=4, longest=3)
