@@ -60,10 +60,12 @@ def verify(
   # comparison rejects an impossible token even where r is exactly 0.
   passes = test_uniforms * (lenience * q_guess) < p_guess
   accepted = _leading(passes, count)
+  if guesses.shape[1] == 0:
+    # The weights that plain decoding draws from, to the bit.
+    weights = jnp.exp(_at(z, accepted))
+    return accepted, sampling_lib.draw(weights, extra_uniforms)
   p = jnp.exp(_at(z, accepted) - _at(log_sum, accepted)[:, None])
   rejected = (accepted < count)[:, None]
-  if guesses.shape[1] == 0:
-    return accepted, sampling_lib.draw(p, extra_uniforms)
   index = jnp.minimum(accepted, guesses.shape[1] - 1)
   q_row = (
     jax.nn.one_hot(_at(guesses, index), p.shape[-1])

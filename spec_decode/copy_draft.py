@@ -57,7 +57,7 @@ class CopyDraft:
     return params
 
   def start(self, params, inputs, prompt: Array, capacity: int) -> Array:
-    """The inputs, `_EMPTY` for 0.
+    """The inputs, `_EMPTY` for 0 and at the end: [B, I + 1].
 
     Raises:
       ValueError: the inputs are not ids [B, I].
@@ -70,8 +70,8 @@ class CopyDraft:
         f' {[(x.shape, x.dtype.name) for x in leaves]}. CopyDraft copies from'
         ' them.'
       )
-    inputs = leaves[0]
-    return jnp.where(inputs == 0, _EMPTY, inputs).astype(jnp.int32)
+    inputs = jnp.where(leaves[0] == 0, _EMPTY, leaves[0]).astype(jnp.int32)
+    return jnp.pad(inputs, ((0, 0), (0, 1)), constant_values=_EMPTY)
 
   def propose(
     self, params, cache, tokens, length, keys, target_hidden, size
@@ -83,7 +83,7 @@ class CopyDraft:
     ending = drafts.last_tokens(tokens, length, self.longest)
     shared = jnp.concatenate(
       [_shared(cache, ending), _shared(text, ending)], axis=1
-    )  # [B, I + S]
+    )  # [B, I + 1 + S]
     place = jnp.arange(shared.shape[1])
     best = sampling_lib.argmax(shared * shared.shape[1] + place)
     most = jnp.take_along_axis(shared, best[:, None], axis=1)
@@ -117,19 +117,16 @@ def _shared(text: Array, ending: Array) -> Array:
 def _continue(
   inputs: Array, text: Array, start: Array, length: Array, count: int
 ) -> Array:
-  """`count` tokens from start[b] on, a place in inputs followed by text.
+  """`count` tokens from start[b] on, a place in inputs and text in one row.
 
   Returns:
     int32 [B, count], `_EMPTY` beyond the end of the inputs.
   """
-  width = inputs.shape[1]
+  take = lambda x, index: jnp.take_along_axis(x, index, axis=1, mode='clip')
   offset = jnp.arange(count)
-  copied = inputs.at[
-    jnp.arange(len(start))[:, None], start[:, None] + offset
-  ].get(mode='fill', fill_value=_EMPTY)
+  copied = take(inputs, start[:, None] + offset)
   # From the text: its last `period` tokens, over and over.
-  place = start - width
+  place = start - inputs.shape[1]
   period = jnp.maximum(length - place, 1)
-  index = place[:, None] + offset % period[:, None]
-  repeated = jnp.take_along_axis(text, index, axis=1, mode='clip')
-  return jnp.where((start < width)[:, None], copied, repeated)
+  repeated = take(text, place[:, None] + offset % period[:, None])
+  return jnp.where((place < 0)[:, None], copied, repeated)

@@ -171,11 +171,17 @@ class UniformDraft:
     self, params, cache, tokens, length, keys, target_hidden, size
   ) -> Proposal:
     del params, tokens, target_hidden
-    sampling = Sampling(forbidden=self.forbidden)
-    uniforms = randomness.uniforms(keys, self.gamma, 2)
-    equal = jnp.zeros((*uniforms.shape[:-1], self.vocab_size))
-    guesses, q = _draw(equal, sampling, uniforms, size)
-    return Proposal(guesses, jnp.full_like(length, self.gamma), q, cache)
+    sampling = Sampling(vocab_size=size, forbidden=self.forbidden)
+    q = sampling_lib.distribution(jnp.zeros(self.vocab_size), sampling)
+    # One table for all: copies of it would be summed anew for each guess.
+    draw = jax.vmap(jax.vmap(sampling_lib.draw, (None, 0)), (None, 0))
+    guesses = draw(q, randomness.uniforms(keys, self.gamma, 2))
+    return Proposal(
+      tokens=guesses,
+      count=jnp.full_like(length, self.gamma),
+      q=jnp.broadcast_to(q, (*guesses.shape, size)),
+      cache=cache,
+    )
 
 
 def last_tokens(tokens: Array, length: Array, count: int) -> Array:

@@ -38,8 +38,9 @@ def run(
   """Runs jobs one after another and appends one record of all.
 
   Args:
-    jobs: called as job(workload, output_dir), or job(output_dir) without a
-      workload; what each returns is in the record under its name.
+    jobs: called as job(workload, output_dir, results so far), or as
+      job(output_dir) without a workload; what each returns is in the record
+      under its module's name.
     output_dir: gets the jobs' files, config.gin and records.jsonl.
     name: of the run, in the record.
     workload: what the jobs work on.
@@ -57,9 +58,8 @@ def run(
   directory.mkdir(parents=True, exist_ok=True)
   results: dict[str, Any] = {}
   for job in jobs:
-    arguments = (os.fspath(directory),)
-    if workload is not None:
-      arguments = (workload, *arguments)
+    folder = os.fspath(directory)
+    arguments = (workload, folder, results) if workload else (folder,)
     results[_job_name(job)] = job(*arguments)
   config = gin.operative_config_str()
   (directory / 'config.gin').write_text(config, encoding='utf-8')
@@ -98,38 +98,50 @@ def show(workload: Workload, results: dict[str, Any]) -> None:
   decoded = results.get('generate')
   cells = {
     'task': workload.prompts.task,
+    'target': workload.target.name,
     'draft': workload.draft.name,
     'temperature': f'{workload.temperature:g}',
     'gamma': str(workload.gamma),
   }
   if rate:
-    error = rate['standard_error']
-    cells['alpha'] = f'{rate["alpha"]:.3f} ± {error:.3f}'
+    cells['alpha'] = (
+      f'{rate["alpha"]:.3f} ± {rate["standard_error"]:.3f}'
+      f' ({rate["tokens"]} tokens, {rate["examples"]} examples)'
+    )
   if decoded:
-    cells['tokens per target call'] = f'{decoded["tokens_per_call"]:.2f}'
-  if times:
-    cells['c'] = f'{times["c"]:.3f}'
-    cells['predicted (costs)'] = f'{times["predicted_from_costs"]:.2f}x'
-    if times['predicted_theorem_3_8'] is not None:
-      cells['predicted (theorem 3.8)'] = (
-        f'{times["predicted_theorem_3_8"]:.2f}x'
+    cells['tokens per target call'] = (
+      f'{decoded["tokens_per_call"]:.2f}'
+      f' ± {decoded["tokens_per_call_error"]:.2f}'
+    )
+    for key, label in (('bleu', 'BLEU'), ('rouge_l', 'ROUGE-L')):
+      if key in decoded:
+        cells[label] = f'{decoded[key]:.1f}'
+    if 'differing_outputs' in decoded:
+      cells['outputs unlike plain decoding'] = (
+        f'{decoded["differing_outputs"]} of {decoded["examples"]}'
       )
-    cells['measured'] = f'{times["speedup"]:.2f}x'
-  table = Table(title=f'Target: {workload.target.name}')
-  for title in cells:
-    table.add_column(title)
-  table.add_row(*cells.values())
+  if times:
+    cells |= _time_cells(times)
+  table = Table(title='Speculative decoding', show_header=False)
+  for name, value in cells.items():
+    table.add_row(name, value)
   console = Console()
   console.print()
   console.print(table)
-  for key, label in (('bleu', 'BLEU'), ('rouge_l', 'ROUGE-L')):
-    if decoded and key in decoded:
-      console.print(f'{label} {decoded[key]:.1f}')
-  if decoded and 'differing_outputs' in decoded:
-    console.print(
-      f'{decoded["differing_outputs"]} of {decoded["examples"]} greedy outputs'
-      ' differ from plain decoding.'
-    )
+
+
+def _time_cells(times: dict[str, Any]) -> dict[str, str]:
+  theorem = times['predicted_theorem_3_8']
+  return {
+    'c, in the loop': f'{times["c"]:.3f} (alone {times["c_alone"]:.3f})',
+    'T(gamma + 1) / T(1)': f'{times["wide_ratio"]:.2f}',
+    'predicted speed-up, theorem 3.8': '-'
+    if theorem is None
+    else f'{theorem:.2f}x',
+    'predicted speed-up, from costs': f'{times["predicted_from_costs"]:.2f}x',
+    'measured speed-up': f'{times["speedup"]:.2f}x over plain decoding'
+    f' ({times["speedup_with_encoder"]:.2f}x with the encoders)',
+  }
 
 
 def parse(

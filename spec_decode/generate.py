@@ -31,6 +31,7 @@ LEGEND = 'accepted guess, [-rejected guess-], {+token of the target+}'
 def generate(
   workload: Workload,
   output_dir: str,
+  earlier: dict[str, Any] | None = None,
   metric: str | None = None,
   num_samples: int = 5,
   compare: bool = True,
@@ -40,6 +41,7 @@ def generate(
   Args:
     workload: what to decode.
     output_dir: gets predictions.jsonl and samples.txt.
+    earlier: unused.
     metric: 'bleu' or 'rouge_l', against the examples' targets.
     num_samples: outputs to show block by block.
     compare: at temperature 0, decode without speculation too and count the
@@ -48,6 +50,7 @@ def generate(
   Returns:
     For a record: counts over all examples, quality, differing examples.
   """
+  del earlier
   directory = pathlib.Path(output_dir)
   directory.mkdir(parents=True, exist_ok=True)
   lines, differing = [], None

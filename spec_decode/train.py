@@ -22,6 +22,7 @@ import tqdm
 
 from spec_decode.models import checkpoints
 from spec_decode.models import transformer
+from spec_decode.workload import Network
 
 Array = jax.Array
 
@@ -89,19 +90,20 @@ def shift_right(targets: Array) -> Array:
 
 
 def make_step(
-  module: transformer.Transformer,
+  config: transformer.T5Config,
   tx: optax.GradientTransformation,
   loss: Callable[[Array, Array, Array | None], Array],
-  teacher: transformer.Transformer | None = None,
+  teacher_config: transformer.T5Config | None = None,
 ):
   """The jitted optimizer step; parameters of both networks are arguments."""
+  module = transformer.Transformer(config)
 
   def step(params, state, teacher_params, batch, dropout_key):
     inputs, targets = batch['inputs'], batch['targets']
     previous, weights = shift_right(targets), targets > 0
     soft = None
-    if teacher is not None:
-      soft = teacher.apply(
+    if teacher_config is not None:
+      soft = transformer.Transformer(teacher_config).apply(
         {'params': teacher_params}, inputs, previous, enable_dropout=False
       )
 
@@ -125,12 +127,12 @@ def make_step(
 
 def train(
   output_dir: str,
-  config: transformer.T5Config,
+  network: Network,
   batches: Any,
   schedule: Schedule = Schedule(),
   loss: Callable = cross_entropy,
-  teacher_config: transformer.T5Config | None = None,
-  teacher_path: str | None = None,
+  teacher: Network | None = None,
+  from_checkpoint: bool = False,
   seed: int = 0,
   save_every: int = 200,
   log_every: int = 20,
@@ -138,14 +140,15 @@ def train(
   """Trains one network, or goes on with it, and writes its weights.
 
   Args:
-    output_dir: gets `state/` (Orbax), `curve.jsonl` and `model.safetensors`.
-    config: sizes of the network.
+    output_dir: gets `state/` (Orbax), `curve.jsonl` and `model.safetensors`;
+      a state that is there already is gone on from.
+    network: what to train.
     batches: `from_step(step)` yields {'inputs', 'targets'}; see
       `data.text.BucketedBatches`.
     schedule: the learning rate and the number of steps.
     loss: one of this module's losses.
-    teacher_config: sizes of the teacher, for losses that need one.
-    teacher_path: its checkpoint.
+    teacher: for the losses that need one.
+    from_checkpoint: begin with the network's checkpoint, not fresh weights.
     seed: of the initial weights and the dropout.
     save_every: steps between two saved states.
     log_every: steps between two points of the curve.
@@ -153,20 +156,21 @@ def train(
   Returns:
     What a record keeps: steps, last loss, target tokens seen, seconds.
   """
-  if (loss is not cross_entropy) != (teacher_path is not None):
+  if (loss is not cross_entropy) != (teacher is not None):
     raise ValueError(
       f'Expected a teacher exactly for the losses that need one, got loss'
-      f' {loss.__name__} with teacher_path={teacher_path!r}. Set'
-      ' teacher_config and teacher_path, or loss = cross_entropy.'
+      f' {loss.__name__} and teacher {teacher and teacher.name}.'
     )
   directory = pathlib.Path(output_dir).expanduser().absolute()
   directory.mkdir(parents=True, exist_ok=True)
-  module, teacher, teacher_params = transformer.Transformer(config), None, None
-  if teacher_path is not None:
-    teacher = transformer.Transformer(teacher_config)
-    teacher_params = checkpoints.load(teacher_path, teacher_config)
+  teacher_params = None
+  if teacher is not None:
+    teacher_params = checkpoints.load(teacher.path, teacher.config)
+  if from_checkpoint:
+    params = checkpoints.load(network.path, network.config)
+  else:
+    params = transformer.initial_params(network.config, seed)
   tx = optimizer(schedule)
-  params = transformer.initial_params(config, seed)
   state = {'params': params, 'optimizer': tx.init(params)}
   with ocp.CheckpointManager(
     directory / 'state',
@@ -177,7 +181,7 @@ def train(
     first = manager.latest_step() or 0
     if first:
       state = manager.restore(first, args=ocp.args.StandardRestore(state))
-    step_fn = make_step(module, tx, loss, teacher)
+    step_fn = make_step(network.config, tx, loss, teacher and teacher.config)
     result = _run(
       state, step_fn, teacher_params, batches, directory, manager, first,
       schedule.steps, seed, log_every,

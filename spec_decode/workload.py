@@ -47,7 +47,7 @@ class Network:
     checkpoint: path in any layout that `checkpoints.load` reads; paths that
       start with "assets/" are those of this package. None for random weights.
     vocab_size: number of real ids; 0 for all that the config has.
-    weights_left: see `transformer.Dense`; pays for targets on a CPU.
+    weights_left: see `layers.Dense`; pays for targets on a CPU.
     dtype: of the weights while decoding.
   """
 

@@ -69,3 +69,52 @@ def law(step, length, eos_id):
           target[key] = target.get(key, 0.0) + mass * p
     open_ = longer
   return finished | open_
+
+
+def speculative_law(rule, last, gamma, length, eos_id):
+  """Probability of every finished sequence of the block-wise algorithm.
+
+  Blocks are enumerated one after another: what each guess is, whether it
+  stands, and the token after it. With an exact rule this equals `law`.
+
+  Args:
+    rule: prefix tuple -> (accepted [V], rest [V]): probability that a token
+      is guessed and accepted, and law of the token after a rejection.
+    last: prefix tuple -> law [V] of the token after gamma accepted guesses.
+    gamma: guesses per block.
+    length: cap, in tokens.
+    eos_id: ends a sequence.
+  """
+  finished = {}
+  pending = [((), 0, 1.0)]  # prefix, guesses accepted in its block, mass
+  while pending:
+    prefix, accepted, mass = pending.pop()
+    if mass == 0:
+      continue
+    if len(prefix) == length or prefix[-1:] == (eos_id,):
+      finished[prefix] = finished.get(prefix, 0.0) + mass
+      continue
+    if accepted == gamma:
+      for token, p in enumerate(last(prefix)):
+        pending.append(((*prefix, token), 0, mass * p))
+      continue
+    stands, rest = rule(prefix)
+    rejected = mass * max(1 - stands.sum(), 0.0)
+    for token in range(len(stands)):
+      longer = (*prefix, token)
+      pending.append((longer, accepted + 1, mass * stands[token]))
+      pending.append((longer, 0, rejected * rest[token]))
+  return finished
+
+
+def sampling_rule(p, q, lenience=1.0):
+  """The `rule` of one position: appendix A.5, Algorithm 1 for lenience 1."""
+  stands = np.minimum(q, p / lenience)
+  rest = np.maximum(p - lenience * q, 0.0)
+  return stands, rest / rest.sum() if rest.sum() > 1e-12 else p
+
+
+def argmax_rule(plain, q, lenience):
+  """The same for argmax decoding; `plain` is the target's plain softmax."""
+  best = np.eye(len(plain))[np.argmax(plain)]
+  return np.where(plain >= lenience * plain.max(), q, 0.0), best

@@ -83,3 +83,27 @@ def nearby(params, seed: int, noise: float = 0.7):
     'table': params['table']
     + noise * jax.random.normal(jax.random.key(seed), shape)
   }
+
+
+def mixed(params, seed: int, width: int = 0):
+  """A draft that is near, unrelated, never right or equal, by context.
+
+  Args:
+    params: the target's.
+    seed: of the noise.
+    width: of the draft's logits; default the target's.
+  """
+  table = np.asarray(params['table'])
+  kinds = [
+    nearby(params, seed)['table'],
+    table_params(seed + 1, table.shape[1])['table'],
+    never_right(params)['table'],
+    table,
+  ]
+  chosen = np.arange(CONTEXTS) % len(kinds)
+  table = np.stack(kinds)[chosen, np.arange(CONTEXTS)]
+  if width > table.shape[1]:
+    # Much mass on ids that the target does not have.
+    extra = width - table.shape[1]
+    table = np.pad(table, ((0, 0), (0, extra)), constant_values=3)
+  return {'table': jnp.asarray(table[:, : width or None], jnp.float32)}

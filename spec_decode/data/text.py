@@ -7,7 +7,6 @@ A TSV line is inputs, tab, targets. `prompts.py` gives the same from SeqIO.
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -82,8 +81,13 @@ class Vocabulary:
     return self._model.id_to_piece(int(token)).replace('\u2581', ' ')
 
 
-def read(path: str) -> list[Example]:
+def read(path: str, targets: str = 'targets') -> list[Example]:
   """Examples of a .jsonl or .tsv file, in order.
+
+  Args:
+    path: of the file; see `resolve`.
+    targets: the JSON field that holds the targets, such as "prediction" for
+      text that a model wrote.
 
   Raises:
     FileNotFoundError: no such file.
@@ -102,13 +106,13 @@ def read(path: str) -> list[Example]:
   with path.open(encoding='utf-8') as lines:
     for number, line in enumerate(lines):
       if line.strip():
-        examples.append(_parse(line, path, number))
+        examples.append(_parse(line, path, number, targets))
   if not examples:
     raise ValueError(f'Expected at least one example in {path}, got none.')
   return examples
 
 
-def _parse(line: str, path: pathlib.Path, number: int) -> Example:
+def _parse(line: str, path: pathlib.Path, number: int, targets: str) -> Example:
   where = f'{path}, line {number + 1}'
   if path.suffix == '.tsv':
     fields = line.rstrip('\n').split('\t')
@@ -122,7 +126,7 @@ def _parse(line: str, path: pathlib.Path, number: int) -> Example:
     return Example(
       str(fields.get('id', f'{path.stem}:{number}')),
       fields['inputs'],
-      fields.get('targets', ''),
+      fields.get(targets, ''),
     )
   except (ValueError, KeyError, AttributeError) as error:
     raise ValueError(
@@ -231,6 +235,21 @@ def example_key(example_id: str) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Source:
+  """Training pairs of one file.
+
+  Attributes:
+    path: .jsonl or .tsv.
+    weight: how often an epoch contains the file; 0.5 for half of it.
+    targets: as in `read`.
+  """
+
+  path: str
+  weight: float = 1.0
+  targets: str = 'targets'
+
+
+@dataclasses.dataclass(frozen=True)
 class BucketedBatches:
   """Endless, seeded training batches of few shapes; a step has one batch.
 
@@ -239,7 +258,7 @@ class BucketedBatches:
   uninterrupted run would have seen.
 
   Attributes:
-    sources: path of a JSONL or TSV file -> how often an epoch contains it.
+    sources: the files.
     vocabulary: the tokenizer.
     buckets: (inputs, targets) lengths in tokens, EOS included, cheapest first.
     tokens_per_batch: decoder positions of a batch, padding included; see
@@ -247,7 +266,7 @@ class BucketedBatches:
     seed: of the order.
   """
 
-  sources: Mapping[str, float]
+  sources: Sequence[Source]
   vocabulary: Vocabulary
   buckets: Sequence[tuple[int, int]]
   tokens_per_batch: int
@@ -257,12 +276,12 @@ class BucketedBatches:
   def _tokens(self):
     eos = [self.vocabulary.eos_id]
     parts = []
-    for path, weight in self.sources.items():
-      examples = read(path)
+    for source in self.sources:
+      examples = read(source.path, source.targets)
       inputs = self.vocabulary.encode([e.inputs for e in examples])
       targets = self.vocabulary.encode([e.targets for e in examples])
       pairs = [(x + eos, y + eos) for x, y in zip(inputs, targets)]
-      parts.append((weight, pairs))
+      parts.append((source.weight, pairs))
     return parts
 
   @property

@@ -108,7 +108,9 @@ def betas(
   q = draft_distributions(config.draft, draft_params, inputs, tokens, size)
   return jnp.stack(
     [
-      acceptance.acceptance_probability(logits, tokens, q, config.sampling, each)
+      acceptance.acceptance_probability(
+        logits, tokens, q, config.sampling, each
+      )
       for each in lenience
     ]
   )
@@ -124,6 +126,7 @@ def target_texts(workload: Workload) -> Iterator[tuple[Any, np.ndarray, Any]]:
 def measure(
   workload: Workload,
   output_dir: str,
+  earlier: dict[str, Any] | None = None,
   num_tokens: int = 10_000,
   lenience: tuple[float, ...] = (1.0,),
 ) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def measure(
   Returns:
     For a record: per lenience alpha, standard error, tokens and examples.
   """
-  del output_dir
+  del output_dir, earlier
   config = workload.speculation()
   sums, counts = [], []
   with tqdm.tqdm(total=num_tokens, desc='alpha', unit='token') as bar:

@@ -23,7 +23,7 @@ from spec_decode.workload import Workload
 def measure(
   workload: Workload,
   output_dir: str,
-  alpha: float | None = None,
+  earlier: dict[str, Any] | None = None,
   num_batches: int = 8,
   repeats: int = 5,
 ) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def measure(
   Args:
     workload: what to decode.
     output_dir: unused.
-    alpha: for Theorem 3.8; without it that prediction is left out.
+    earlier: alpha for Theorem 3.8 comes from its 'acceptance_rate'; without
+      it that prediction is left out.
     num_batches: how many batches to time.
     repeats: of each timing.
 
@@ -40,6 +41,7 @@ def measure(
     For a record: seconds, speed-ups, c, and both predictions.
   """
   del output_dir
+  alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
   config, (params, draft_params) = workload.speculation(), workload.params
   batches = [b for _, b in zip(range(num_batches), workload.batches())]
   plain_seconds = speculative_seconds = start_seconds = 0.0

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building blocks of T5 in Flax, with T5X's names, shapes and logical axes.
+
+Shape letters: B batch, W chunk width, L key length, H heads, D head size,
+E embedding size, V (padded) vocabulary.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+from flax import linen as nn
+from flax import struct
+from flax.linen.partitioning import param_with_axes
+from flax.linen.partitioning import with_sharding_constraint
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+_NUM_BUCKETS = 32
+_MAX_DISTANCE = 128
+
+
+@struct.dataclass
+class T5Config:
+  """Sizes of a T5. Field names are those of T5X's `network.T5Config`.
+
+  1.0 is `mlp_activations=('relu',), logits_via_embedding=True`; 1.1 is
+  `('gelu', 'linear')` and False.
+  """
+
+  vocab_size: int = struct.field(pytree_node=False)
+  dtype: Any = struct.field(pytree_node=False, default='float32')
+  emb_dim: int = struct.field(pytree_node=False, default=512)
+  num_heads: int = struct.field(pytree_node=False, default=8)
+  num_encoder_layers: int = struct.field(pytree_node=False, default=6)
+  num_decoder_layers: int = struct.field(pytree_node=False, default=6)
+  head_dim: int = struct.field(pytree_node=False, default=64)
+  mlp_dim: int = struct.field(pytree_node=False, default=2048)
+  mlp_activations: Sequence[str] = struct.field(
+    pytree_node=False, default=('relu',)
+  )
+  dropout_rate: float = struct.field(pytree_node=False, default=0.0)
+  logits_via_embedding: bool = struct.field(pytree_node=False, default=False)
+  float32_attention_logits: bool = struct.field(
+    pytree_node=False, default=False
+  )
+
+
+def relative_position_bucket(
+  distance: np.ndarray, bidirectional: bool
+) -> np.ndarray:
+  """T5's bucket of `distance` = key position - query position, as NumPy."""
+  buckets = _NUM_BUCKETS
+  offset = np.zeros_like(distance)
+  if bidirectional:
+    buckets //= 2
+    offset = (distance > 0) * buckets
+    distance = np.abs(distance)
+  else:
+    distance = np.maximum(-distance, 0)
+  exact = buckets // 2
+  far = exact + (
+    np.log(distance.astype(np.float32) / exact + np.finfo(np.float32).eps)
+    / np.log(_MAX_DISTANCE / exact)
+    * (buckets - exact)
+  ).astype(np.int32)
+  far = np.minimum(far, buckets - 1)
+  return (offset + np.where(distance < exact, distance, far)).astype(np.int32)
+
+
+class Dense(nn.Module):
+  """Linear map of the last axis, without bias.
+
+  With `weights_left` the kernel is stored [out, in] and stands on the left of
+  the product. A CPU then reads it once per call where it would otherwise
+  repack it whenever there is more than one row; the barrier keeps XLA from
+  folding the transposition back.
+  """
+
+  features: int
+  kernel_axes: tuple[str, str]
+  dtype: Any = jnp.float32
+  scale: float = 1.0
+  init: str = 'truncated_normal'
+  weights_left: bool = False
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    axes = self.kernel_axes
+    shape = (x.shape[-1], self.features)
+    if self.weights_left:
+      axes, shape = axes[::-1], shape[::-1]
+    base = nn.initializers.variance_scaling(1.0, 'fan_in', self.init)
+    kernel = param_with_axes(
+      'kernel',
+      lambda *args: base(*args) / jnp.sqrt(self.scale),
+      shape,
+      jnp.float32,
+      axes=axes,
+    )
+    kernel, x = kernel.astype(self.dtype), x.astype(self.dtype)
+    if not self.weights_left:
+      return x @ kernel
+    return weights_left_product(kernel, x)
+
+
+def weights_left_product(kernel: Array, x: Array) -> Array:
+  """`x @ kernel.T` for x [..., in], kernel [out, in], kernel on the left."""
+  rows = x.reshape(-1, x.shape[-1])
+  product = lax.dot_general(kernel, rows, (((1,), (1,)), ((), ())))
+  product = lax.optimization_barrier(product)  # [out, rows]
+  return product.T.reshape(*x.shape[:-1], kernel.shape[0])
+
+
+class LayerNorm(nn.Module):
+  """T5's layer norm: scale only, no mean, variance in float32."""
+
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    x = x.astype(jnp.float32)
+    variance = jnp.mean(lax.square(x), axis=-1, keepdims=True)
+    scale = param_with_axes(
+      'scale',
+      nn.initializers.ones,
+      (x.shape[-1],),
+      jnp.float32,
+      axes=('embed',),
+    )
+    y = (x * lax.rsqrt(variance + 1e-6)).astype(self.dtype)
+    return y * scale.astype(self.dtype)
+
+
+class Embed(nn.Module):
+  """Token embedding; `attend` is the tied output layer of T5 1.0."""
+
+  config: T5Config
+
+  def setup(self):
+    self.embedding = param_with_axes(
+      'embedding',
+      nn.initializers.normal(stddev=1.0),
+      (self.config.vocab_size, self.config.emb_dim),
+      jnp.float32,
+      axes=('vocab', 'embed'),
+    )
+
+  def __call__(self, tokens: Array) -> Array:
+    x = jnp.take(self.embedding, tokens, axis=0, mode='clip')
+    return x.astype(self.config.dtype)
+
+  def attend(self, x: Array) -> Array:
+    dtype = jnp.float32  # as T5X, for stable logits
+    return weights_left_product(self.embedding.astype(dtype), x.astype(dtype))
+
+
+class RelativeBias(nn.Module):
+  """T5's learned attention bias by bucketed distance."""
+
+  config: T5Config
+  bidirectional: bool
+
+  @nn.compact
+  def __call__(self, query_position: Array, key_length: int) -> Array:
+    """Bias of queries at positions [B, W] for keys 0..L-1: [B, H, W, L]."""
+    table = param_with_axes(
+      'rel_embedding',
+      nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform'),
+      (self.config.num_heads, _NUM_BUCKETS),
+      jnp.float32,
+      axes=('heads', 'relpos_buckets'),
+    )
+    # All distances beyond the table fall in the last bucket of their side.
+    buckets = relative_position_bucket(
+      np.arange(-_MAX_DISTANCE, _MAX_DISTANCE + 1), self.bidirectional
+    )
+    distance = jnp.arange(key_length) - query_position[..., None]  # [B, W, L]
+    distance = jnp.clip(distance, -_MAX_DISTANCE, _MAX_DISTANCE)
+    by_distance = table.astype(self.config.dtype)[:, buckets]  # [H, 257]
+    bias = jnp.take(by_distance, distance + _MAX_DISTANCE, axis=1)
+    return jnp.moveaxis(bias, 0, 1)
+
+
+class Attention(nn.Module):
+  """Multi-head attention over keys and values given as arrays.
+
+  Keys and values come from `keys_values` of the same module, so training,
+  cross-attention and cached decoding share one product.
+  """
+
+  config: T5Config
+  weights_left: bool = False
+
+  def setup(self):
+    cfg = self.config
+    dense = functools.partial(
+      Dense,
+      cfg.num_heads * cfg.head_dim,
+      ('embed', 'joined_kv'),
+      dtype=cfg.dtype,
+      init='normal',
+      weights_left=self.weights_left,
+    )
+    # T5 folds the 1/sqrt(D) of the attention logits into this initializer.
+    self.query = dense(scale=cfg.head_dim)
+    self.key = dense()
+    self.value = dense()
+    self.out = Dense(
+      cfg.emb_dim,
+      ('joined_kv', 'embed'),
+      dtype=cfg.dtype,
+      init='normal',
+      weights_left=self.weights_left,
+    )
+
+  def _split(self, x: Array) -> Array:
+    """[B, W, H * D] -> [B * H, W, D]."""
+    cfg = self.config
+    batch, width, _ = x.shape
+    x = x.reshape(batch, width, cfg.num_heads, cfg.head_dim)
+    x = with_sharding_constraint(x, ('batch', 'length', 'heads', 'kv'))
+    return x.swapaxes(1, 2).reshape(-1, width, cfg.head_dim)
+
+  def keys_values(self, x: Array) -> tuple[Array, Array]:
+    return self._split(self.key(x)), self._split(self.value(x))
+
+  def __call__(
+    self, x: Array, keys: Array, values: Array, bias: Array, dropout=None
+  ) -> Array:
+    """x [B, W, E], keys and values [B * H, L, D], bias [B, H or 1, W, L]."""
+    cfg = self.config
+    batch, width, _ = x.shape
+    query = self._split(self.query(x))
+    if cfg.float32_attention_logits:
+      query, keys = query.astype(jnp.float32), keys.astype(jnp.float32)
+    logits = jnp.einsum('nqd,nkd->nqk', query, keys)
+    logits = logits.reshape(batch, cfg.num_heads, width, -1)
+    weights = jax.nn.softmax(logits + bias.astype(logits.dtype))
+    weights = weights.astype(cfg.dtype)
+    if dropout is not None:
+      weights = dropout(weights)
+    weights = weights.reshape(batch * cfg.num_heads, width, -1)
+    y = jnp.einsum('nqk,nkd->nqd', weights, values)
+    y = y.reshape(batch, cfg.num_heads, width, cfg.head_dim).swapaxes(1, 2)
+    return self.out(y.reshape(batch, width, -1))
+
+
+class Mlp(nn.Module):
+  """T5's feed-forward block; more than one activation means gated."""
+
+  config: T5Config
+  weights_left: bool = False
+
+  @nn.compact
+  def __call__(self, x: Array, deterministic: bool = True) -> Array:
+    cfg = self.config
+    dense = functools.partial(
+      Dense, dtype=cfg.dtype, weights_left=self.weights_left
+    )
+    factors = []
+    for i, name in enumerate(cfg.mlp_activations):
+      suffix = '' if len(cfg.mlp_activations) == 1 else f'_{i}'
+      y = dense(cfg.mlp_dim, ('embed', 'mlp'), name='wi' + suffix)(x)
+      factors.append(y if name == 'linear' else getattr(nn, name)(y))
+    y = functools.reduce(jnp.multiply, factors)
+    y = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
+      y, deterministic=deterministic
+    )
+    y = with_sharding_constraint(y, ('batch', 'length', 'mlp'))
+    return dense(cfg.emb_dim, ('mlp', 'embed'), name='wo')(y)
+
+
+def write_rows(cache: Array, chunk: Array, position: Array) -> Array:
+  """Overwrites cache [B * H, L, D] with chunk [B * H, W, D] from position [B].
+
+  Entries that would fall outside 0..L-1 are dropped; nothing is shifted.
+  """
+  rows, width, _ = chunk.shape
+  position = jnp.repeat(position, rows // position.shape[0])
+  # A negative index would count from the end: send it past the end instead.
+  position = jnp.where(position < 0, cache.shape[1], position)
+  index = position[:, None] + jnp.arange(width)
+  return cache.at[jnp.arange(rows)[:, None], index].set(
+    chunk, mode='drop', unique_indices=True, indices_are_sorted=True
+  )
