@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import difflib
+import functools
 import os
 import pathlib
 from typing import Any
@@ -154,14 +155,23 @@ def parse(
   """
   for path in search_paths:
     gin.add_config_file_search_path(path)
-  try:
-    gin.parse_config_files_and_bindings(list(files), list(bindings))
-  except (OSError, ValueError, SyntaxError, AttributeError, ImportError) as e:
-    raise ConfigError(
-      f'{e}\nText needs its own quotes: --gin.NAME="\'value\'".'
-      if isinstance(e, SyntaxError)
-      else str(e)
-    ) from e
+  for file in files:
+    if not any(os.path.exists(os.path.join(p, file)) for p in search_paths):
+      raise ConfigError(
+        f'Expected a gin file {file!r}, found none in {list(search_paths)}.'
+      )
+  for place, parse_one in (
+    *((f, functools.partial(gin.parse_config_file, f)) for f in files),
+    *((b, functools.partial(gin.parse_config, b)) for b in bindings),
+    ('the configuration', gin.finalize),
+  ):
+    try:
+      parse_one()
+    except Exception as error:  # gin raises what the values raise
+      hint = ''
+      if isinstance(error, SyntaxError):
+        hint = ' Text needs quotes of its own: --gin.NAME="\'text\'".'
+      raise ConfigError(f'In {place}: {error}{hint}') from error
 
 
 def unreachable_bindings(root: Callable) -> list[str]:

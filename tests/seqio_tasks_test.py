@@ -117,26 +117,53 @@ def test_tasks_of_the_paper_have_names_and_read_only_from_disk(name, tmp_path):
     assert part in str(error.value)
 
 
-def store(data_dir, name, version, features, rows, config=None):
-  """Writes a TFDS data set with a validation and a test split."""
-  columns = {key: [row[key] for row in rows] for key in rows[0]}
-  dataset = tf.data.Dataset.from_tensor_slices(columns)
-  tfds.dataset_builders.store_as_tfds_dataset(
-    name=name,
+def store(data_dir, path, texts):
+  """Writes a TFDS data set with one split, test, of text fields only."""
+  directory = data_dir / path
+  directory.mkdir(parents=True)
+  features = tfds.features.FeaturesDict(
+    dict.fromkeys(texts[0], tfds.features.Text())
+  )
+  name, *_, version = path.split('/')
+  template = tfds.core.ShardedFileTemplate(
+    directory, dataset_name=name, filetype_suffix='tfrecord'
+  )
+  file = f'{name}-test.tfrecord-00000-of-00001'
+  with tf.io.TFRecordWriter(str(directory / file)) as writer:
+    for row in texts:
+      encoded = features.encode_example(row)
+      writer.write(features.serialize_example(encoded))
+  tfds.folder_dataset.write_metadata(
+    data_dir=directory,
+    features=features,
+    split_infos=[
+      tfds.core.SplitInfo(
+        name='test',
+        shard_lengths=[len(texts)],
+        num_bytes=0,
+        filename_template=template,
+      )
+    ],
     version=version,
-    config=config,
-    data_dir=data_dir,
-    features=tfds.features.FeaturesDict(features),
-    split_datasets={'validation': dataset, 'test': dataset},
-    disable_shuffling=True,
   )
 
 
+ARTICLE = ('article', 'highlights', 'id', 'publisher')
+
+
+def test_translations_of_the_paper(tmp_path):
+  rows = [{'de': 'Hallo', 'en': 'Hello'}]
+  store(tmp_path, 'wmt_t2t_translate/de-en/1.0.0', rows)
+  (example,) = prompts.from_task(
+    'wmt_t2t_ende_v003', 'test', data_dir=str(tmp_path), vocabulary=VOCABULARY
+  )
+  assert example.inputs == 'translate English to German: Hello'
+  assert example.targets == 'Hallo'
+
+
 def test_summaries_of_the_paper(tmp_path):
-  keys = ('article', 'highlights', 'id', 'publisher')
-  rows = [{key: f'{key} {i}' for key in keys} for i in range(3)]
-  features = dict.fromkeys(keys, tfds.features.Text())
-  store(tmp_path, 'cnn_dailymail', '3.4.0', features, rows)
+  rows = [{key: f'{key} {i}' for key in ARTICLE} for i in range(3)]
+  store(tmp_path, 'cnn_dailymail/3.4.0', rows)
   examples = prompts.from_task(
     'cnn_dailymail_v002', 'test', 2, None, str(tmp_path), VOCABULARY
   )
@@ -153,7 +180,7 @@ def test_summaries_of_the_paper(tmp_path):
 
 def test_sentences_of_the_paper_have_targets_only(tmp_path):
   rows = [{'text': f'This is sentence {i} .'} for i in range(3)]
-  store(tmp_path, 'lm1b', '1.1.0', {'text': tfds.features.Text()}, rows)
+  store(tmp_path, 'lm1b/1.1.0', rows)
   examples = prompts.from_task('lm1b', 'test', data_dir=str(tmp_path))
   assert [e.targets for e in examples] == [row['text'] for row in rows]
   assert [e.inputs for e in examples] == [''] * 3
@@ -162,9 +189,7 @@ def test_sentences_of_the_paper_have_targets_only(tmp_path):
 
 
 def test_a_vocabulary_that_is_not_on_disk_is_not_looked_for(tmp_path):
-  keys = ('article', 'highlights', 'id', 'publisher')
-  features = dict.fromkeys(keys, tfds.features.Text())
-  store(tmp_path, 'cnn_dailymail', '3.4.0', features, [dict.fromkeys(keys, '')])
+  store(tmp_path, 'cnn_dailymail/3.4.0', [dict.fromkeys(ARTICLE, '')])
   read = lambda path: prompts.from_task(
     'cnn_dailymail_v002', 'test', data_dir=str(tmp_path), vocabulary=path
   )

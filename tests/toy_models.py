@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spec_decode.language_model import LanguageModel
+from spec_decode.models import transformer
 
 CONTEXTS = 61
 
@@ -107,3 +108,53 @@ def mixed(params, seed: int, width: int = 0):
     extra = width - table.shape[1]
     table = np.pad(table, ((0, 0), (0, extra)), constant_values=3)
   return {'table': jnp.asarray(table[:, : width or None], jnp.float32)}
+
+
+TINY_T5 = transformer.T5Config(
+  vocab_size=50,
+  emb_dim=16,
+  num_heads=3,
+  num_encoder_layers=1,
+  num_decoder_layers=2,
+  head_dim=8,
+  mlp_dim=24,
+  mlp_activations=('gelu', 'linear'),
+)
+# T5 1.0 instead of 1.1.
+TINY_TIED_T5 = TINY_T5.replace(
+  mlp_activations=('relu',), logits_via_embedding=True
+)
+
+
+def t5_shapes(config):
+  """The parameters of a T5 as shapes."""
+  tokens = jnp.ones((1, 2), jnp.int32)
+  init = transformer.Transformer(config).init
+  variables = jax.eval_shape(
+    lambda key: init(key, tokens, tokens, enable_dropout=False),
+    jax.random.key(0),
+  )
+  return variables['params']
+
+
+def t5_params(config, seed: int):
+  """Random parameters whose greedy outputs are varied."""
+  rng = np.random.default_rng(seed)
+
+  def leaf(path, x):
+    name = path[-1].key
+    noise = rng.standard_normal(x.shape, np.float32)
+    if name == 'kernel':
+      noise /= np.sqrt(x.shape[0])
+    if name == 'scale':
+      noise = 1 + 0.2 * noise
+    return jnp.asarray(noise)
+
+  return jax.tree_util.tree_map_with_path(leaf, t5_shapes(config))
+
+
+def perturbed(params, seed: int, noise: float):
+  """Parameters of a draft that often agrees with the target."""
+  rng = np.random.default_rng(seed)
+  shake = lambda x: x * (1 + noise * rng.standard_normal(x.shape, np.float32))
+  return jax.tree.map(lambda x: jnp.asarray(shake(x), x.dtype), params)

@@ -156,7 +156,7 @@ def _tokenize(dataset: tf.data.Dataset, output_features) -> tf.data.Dataset:
   """`seqio.preprocessors.tokenize` by the library that `text` uses.
 
   TensorFlow Text has its own copy, which breaks ties between segmentations of
-  equal probability ("--" "-" or "-" "--") the other way.
+  equal probability ("9" "99" or "99" "9") the other way.
   """
 
   def tokenize(example):
@@ -165,7 +165,7 @@ def _tokenize(dataset: tf.data.Dataset, output_features) -> tf.data.Dataset:
       encode = lambda x, vocabulary=feature.vocabulary: np.array(
         vocabulary.encode(x.decode()), np.int32
       )
-      ids = tf.numpy_function(encode, [example[key]], tf.int32)
+      ids = tf.numpy_function(encode, [example[key]], tf.int32, stateful=False)
       made[key] = tf.ensure_shape(ids, [None])
       made[f'{key}_pretokenized'] = example[key]
     return made

@@ -74,6 +74,7 @@ _HF_FIXED = {
 }
 
 
+@functools.cache
 def expected_shapes(config: transformer.T5Config) -> dict[str, tuple[int, ...]]:
   """Name -> shape of every parameter `config` implies; allocates nothing."""
   tokens = jnp.zeros((1, 1), jnp.int32)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: every value works or is refused before work starts."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import gin
+import pytest
+import tiny
+
+from spec_decode import experiment
+from spec_decode import records
+
+ROOT = pathlib.Path(__file__).parent.parent
+RUNS = sorted((ROOT / 'configs' / 'runs').glob('*.gin'))
+MODELS = sorted((ROOT / 'configs' / 'models').glob('*.gin'))
+# What makes the quickstart's configuration finish in a moment.
+SMALL = [
+  'target/workload.Network.checkpoint = None',
+  'draft/workload.Network.checkpoint = None',
+  'target/transformer.T5Config.num_decoder_layers = 1',
+  'target/transformer.T5Config.num_encoder_layers = 1',
+  'draft/transformer.T5Config.num_decoder_layers = 1',
+  'draft/transformer.T5Config.num_encoder_layers = 1',
+  'target/transformer.T5Config.emb_dim = 16',
+  'draft/transformer.T5Config.emb_dim = 16',
+  'acceptance_rate.measure.num_tokens = 8',
+  'walltime.measure.num_batches = 1',
+  'walltime.measure.repeats = 1',
+  'generate.generate.num_samples = 1',
+  'NUM_EXAMPLES = 2',
+  'MAX_NEW_TOKENS = 8',
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_gin(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+def _parse(bindings=(), files=('configs/runs/quickstart.gin',)):
+  experiment.parse(list(files), list(bindings), ['.'])
+  return gin.get_configurable(experiment.run)
+
+
+def test_the_quickstart_leaves_everything_it_promises(tmp_path):
+  _parse([*SMALL, f"OUTPUT_DIR = '{tmp_path}'"])()
+  lines = (tmp_path / 'predictions.jsonl').read_text().splitlines()
+  assert len(lines) == 2
+  for line in map(json.loads, lines):
+    assert line['num_tokens'] == len(line['tokens'])
+    assert sum(line['histogram']) == line['target_calls']
+  (record,) = records.read(tmp_path / 'records.jsonl')
+  results = record['results']
+  assert results['generate']['differing_outputs'] == 0
+  assert 0 <= results['acceptance_rate']['alpha'] <= 1
+  assert results['walltime']['speedup'] > 0
+  # The configuration is the one that ran, overrides included.
+  assert 'emb_dim = 16' in record['config']
+  assert record['config'] == (tmp_path / 'config.gin').read_text()
+  assert '{+' in (tmp_path / 'samples.txt').read_text()
+
+
+def test_all_problems_come_at_once_and_before_any_work(tmp_path):
+  run = _parse(
+    [
+      f"OUTPUT_DIR = '{tmp_path / 'out'}'",
+      "text.Prompts.source = 'missing.jsonl'",
+      "target/workload.Network.checkpoint = 'missing.safetensors'",
+      "draft/workload.Network.checkpoint = 'also_missing.safetensors'",
+      'workload.Workload.lenience = 2.0',
+      'GAMMA = -1',
+      'MAX_NEW_TOKENS = 0',
+    ]
+  )
+  with pytest.raises(experiment.ConfigError) as error:
+    run()
+  for word in (
+    'missing.jsonl', 'missing.safetensors', 'also_missing', 'lenience',
+    'gamma', 'max_new_tokens',
+  ):  # fmt: skip
+    assert word in str(error.value)
+  assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize(
+  'binding, message',
+  [
+    ('workload.Workload.gama = 3', 'gama'),
+    ('walltime.mesure.repeats = 3', 'mesure'),
+    ('TEMPERATUR = 0.5', 'Did you mean TEMPERATURE'),
+    ('drafft/transformer.T5Config.emb_dim = 3', 'Did you mean draft/'),
+    ('GAMMA =', 'GAMMA'),
+    ('OUTPUT_DIR = out/x', 'quotes'),
+  ],
+)
+def test_mistyped_bindings_are_refused(binding, message):
+  with pytest.raises(experiment.ConfigError, match=message):
+    _parse([binding])()
+
+
+def test_a_missing_gin_file_is_refused():
+  with pytest.raises(experiment.ConfigError, match='nowhere.gin'):
+    _parse(files=['configs/runs/nowhere.gin'])
+
+
+def test_another_vocabulary_than_the_checkpoint_was_trained_with(tmp_path):
+  from spec_decode.models import checkpoints
+
+  network = tiny.network(checkpoint=str(tmp_path / 'net.safetensors'))
+  untrained = tiny.network()
+  checkpoints.save(
+    network.checkpoint, untrained.load(), {'vocabulary': 'of another'}
+  )
+  (problem,) = tiny.make(tmp_path, target=network).problems()
+  assert 'vocabulary' in problem
+
+
+@pytest.mark.parametrize('path', RUNS, ids=lambda p: p.stem)
+def test_every_run_config_has_no_idle_binding(path):
+  required = {
+    'train_target': ['TRAIN_EN_DE', 'TRAIN_SYNOPSIS', 'OUTPUT_DIR'],
+    'train_draft': ['TRAIN_EN_DE', 'TRAIN_SYNOPSIS', 'OUTPUT_DIR', 'GENERATED'],
+    'training_text': ['SOURCE', 'OUTPUT_DIR'],
+  }.get(path.stem, [])
+  files = [str(path)]
+  if path.stem == 'train_draft':
+    files.append('configs/models/debian_draft_base.gin')
+  _parse([f"{name} = 'x'" for name in required], files)
+  assert experiment.unreachable_bindings(experiment.run) == []
+
+
+@pytest.mark.parametrize('path', MODELS, ids=lambda p: p.stem)
+def test_every_model_config_builds_what_its_header_says(path):
+  from spec_decode.models import checkpoints
+
+  gin.parse_config_file(str(path))
+  macro = 'DRAFT' if 'draft' in path.stem else 'TARGET'
+  network = _built(f'{macro}/gin.macro.value')
+  shapes = checkpoints.expected_shapes(network.config)
+  millions = sum(_size(shape) for shape in shapes.values()) / 1e6
+  header = path.read_text().partition('\nfrom')[0].replace(',', '')
+  stated = [word for word in header.split() if word.replace('.', '').isdigit()]
+  if path.stem.startswith('t5_'):
+    assert str(round(millions)) in stated
+
+
+def _built(parameter):
+  return gin.query_parameter(parameter).scoped_configurable_fn()
+
+
+def _size(shape):
+  size = 1
+  for n in shape:
+    size *= n
+  return size
+
+
+def test_the_command_line_refuses_in_words_and_with_a_status():
+  result = subprocess.run(
+    [sys.executable, '-m', 'spec_decode.run',
+     '--gin_file=configs/runs/quickstart.gin', '--gin.GAMA=3'],
+    capture_output=True, text=True, cwd=ROOT,
+  )  # fmt: skip
+  assert result.returncode == 2
+  assert 'Did you mean GAMMA' in result.stderr
+  assert 'Traceback' not in result.stderr

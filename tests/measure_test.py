@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""alpha, its error, costs and quality, on models small enough to check."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import tiny
+import toy_models as toy
+
+from spec_decode import Limits
+from spec_decode import ModelDraft
+from spec_decode import Sampling
+from spec_decode import Speculation
+from spec_decode import autoregressive
+from spec_decode import row_keys
+from spec_decode import theory
+from spec_decode.measure import acceptance_rate
+from spec_decode.measure import benchmark
+from spec_decode.measure import costs
+from spec_decode.measure import quality
+from spec_decode.measure import walltime
+
+SIZE = 5
+
+
+def _tables():
+  params = toy.table_params(3, SIZE)
+  return params, toy.nearby(params, 4)
+
+
+def _config(sampling, gamma=2, draft_sampling=None):
+  model = toy.table_model(SIZE)
+  draft = ModelDraft(model, draft_sampling or sampling, gamma)
+  return Speculation(model, draft, sampling, Limits(6, eos_id=1))
+
+
+@pytest.mark.parametrize(
+  'sampling, draft_sampling',
+  [
+    (Sampling(), Sampling()),
+    (Sampling(0.7, top_k=3), Sampling(1.3)),
+    (Sampling(0.0), Sampling(0.0)),
+    (Sampling(0.0), Sampling(1.0)),
+  ],
+)
+def test_betas_equal_theory_at_every_prefix(sampling, draft_sampling):
+  params, draft_params = _tables()
+  inputs = jnp.arange(4)[:, None]
+  plain = autoregressive.decode(
+    toy.table_model(SIZE), Sampling(), Limits(6), params, inputs,
+    row_keys(0, jnp.arange(4)),
+  )  # fmt: skip
+  config = _config(sampling, draft_sampling=draft_sampling)
+  found = acceptance_rate.betas(
+    config, (1.0,), params, draft_params, inputs, plain.tokens
+  )[0]
+  for row in range(4):
+    for i in range(int(plain.length[row])):
+      prefix = (0, *plain.tokens[row, :i].tolist())
+      p, q = (
+        toy.probabilities(
+          table,
+          prefix,
+          row,
+          lambda z, s=s: reference.standardize(z, s.temperature, s.top_k),
+        )
+        for table, s in ((params, sampling), (draft_params, draft_sampling))
+      )
+      assert found[row, i] == pytest.approx(np.minimum(p, q).sum(), abs=1e-5)
+
+
+def test_lenience_raises_alpha_as_its_formula_says():
+  params, draft_params = _tables()
+  inputs = jnp.arange(3)[:, None]
+  tokens = jnp.array([[2, 3, 4], [3, 3, 1], [4, 2, 2]])
+  config = _config(Sampling())
+  levels = (1.0, 0.5, 0.1)
+  found = acceptance_rate.betas(
+    config, levels, params, draft_params, inputs, tokens
+  )
+  for row in range(3):
+    p, q = (
+      toy.probabilities(
+        table, (0, *tokens[row, :2].tolist()), row, reference.standardize
+      )
+      for table in (params, draft_params)
+    )
+    for i, level in enumerate(levels):
+      expected = np.minimum(p / level, q).sum()
+      assert found[i, row, 2] == pytest.approx(expected, abs=1e-5)
+
+
+def test_one_guess_at_a_time_equals_one_pass():
+  """Drafts that are not models are asked step by step: the same q."""
+
+  @dataclasses.dataclass(frozen=True)
+  class Wrapped:
+    inner: ModelDraft
+    gamma: int
+
+    def start(self, *args):
+      return self.inner.start(*args)
+
+    def propose(self, *args):
+      return dataclasses.replace(self.inner, gamma=1).propose(*args)
+
+  _, draft_params = _tables()
+  draft = ModelDraft(toy.table_model(SIZE), Sampling(), 3)
+  inputs = jnp.arange(3)[:, None]
+  tokens = jnp.array([[2, 3, 4], [3, 3, 1], [4, 2, 2]])
+  parallel, stepped = (
+    acceptance_rate.draft_distributions(d, draft_params, inputs, tokens, SIZE)
+    for d in (draft, Wrapped(draft, 3))
+  )
+  np.testing.assert_allclose(parallel, stepped, atol=1e-6)
+
+
+def test_standard_error_matches_its_spread_over_resamples():
+  """Clusters: the error of a ratio is its spread over fresh examples."""
+  rng = np.random.default_rng(0)
+
+  def sample():
+    level = rng.beta(4, 2, size=50)
+    wholes = rng.integers(3, 30, size=50)
+    return rng.binomial(wholes, level), wholes
+
+  ratios = [acceptance_rate.Ratio.of(*sample()) for _ in range(400)]
+  spread = np.std([r.value for r in ratios])
+  # The mean of 400 estimates against a spread that is known to 1/sqrt(800).
+  assert np.mean([r.error for r in ratios]) == pytest.approx(spread, rel=0.15)
+
+
+def test_alpha_of_a_draft_that_is_the_target(tmp_path):
+  workload = tiny.make(tmp_path, temperature=1.0)
+  same = dataclasses.replace(workload, draft=workload.target)
+  found = acceptance_rate.measure(same, str(tmp_path), num_tokens=8)
+  assert found['alpha'] == pytest.approx(1.0, abs=1e-5)
+  assert found['tokens'] >= 8
+  other = acceptance_rate.measure(workload, str(tmp_path), num_tokens=8)
+  assert 0 < other['alpha'] <= 1
+
+
+def test_costs_are_consistent():
+  params, draft_params = _tables()
+  config = _config(Sampling(), gamma=3)
+  inputs = jnp.arange(3)[:, None]
+  found = costs.costs(
+    config, params, draft_params, inputs, repeats=3, calls=50, prefix=4
+  )
+  assert found.plain_step > 0 and found.target_wide > 0
+  assert found.draft_in_loop >= 0 and found.iteration > 0
+  assert found.c == pytest.approx(found.draft_in_loop / 3 / found.plain_step)
+
+
+@pytest.mark.parametrize('part', ['plain_step', 'draft', 'iteration'])
+def test_timed_loops_do_one_call_per_round(part):
+  """A loop of n rounds makes n calls, however soon its rows would end."""
+  params, draft_params = _tables()
+  config = _config(Sampling(), gamma=2)
+  config = dataclasses.replace(config, limits=Limits(30, eos_id=-1))
+  from spec_decode import speculative
+
+  inputs = jnp.arange(3)[:, None]
+  state = speculative.init(
+    config, params, draft_params, inputs, row_keys(0, jnp.arange(3))
+  )
+  tokens, calls = costs.loop(config, part, 17, params, draft_params, state)
+  assert calls.tolist() == [17] * 3
+  assert jnp.any(tokens != 0)
+
+
+def test_walltime_record_has_both_predictions(tmp_path):
+  workload = tiny.make(tmp_path, temperature=0.0)
+  found = walltime.measure(
+    workload,
+    str(tmp_path),
+    {'acceptance_rate': {'alpha': 0.5}},
+    num_batches=1,
+    repeats=1,
+  )
+  assert found['predicted_theorem_3_8'] == pytest.approx(
+    theory.speedup(0.5, 2, found['c'])
+  )
+  assert found['differing_outputs'] == 0
+  assert found['speedup'] > 0 and found['tokens_per_call'] >= 1
+
+
+def test_hopeless_speculation_is_said_plainly(tmp_path):
+  workload = tiny.make(tmp_path, temperature=0.0)
+  with pytest.warns(UserWarning, match='cannot help'):
+    walltime.measure(
+      workload,
+      str(tmp_path),
+      {'acceptance_rate': {'alpha': 0.0}},
+      num_batches=1,
+      repeats=1,
+    )
+
+
+def test_step_bytes_leaves_out_what_a_step_does_not_read():
+  network = tiny.network(layers=2)
+  params = network.load()
+  wanted = sum(leaf.nbytes for leaf in jax.tree.leaves(params['decoder']))
+  cross = 2 * 2 * 16 * 16 * 4  # layers, key and value, E x H D, float32
+  assert benchmark.step_bytes(params) == wanted - cross
+  tied = tiny.network(logits_via_embedding=True).load()
+  assert benchmark.step_bytes(tied) > 8064 * 16 * 4
+
+
+def test_quality_of_perfect_and_unrelated_text():
+  texts = ['the cat sat on the mat today', 'a second sentence of some length']
+  for metric in ('bleu', 'rouge_l'):
+    (perfect,) = quality.measure(metric, texts, texts).values()
+    (bad,) = quality.measure(metric, ['x y z w', 'u v'], texts).values()
+    assert perfect == pytest.approx(100, abs=1e-3) and bad < 1
+  with pytest.raises(ValueError, match='bleu'):
+    quality.measure('blue', texts, texts)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records are written whole and read back as they were."""
+
+import pytest
+
+from spec_decode import records
+
+
+def test_records_accumulate_in_order(tmp_path):
+  path = tmp_path / 'new folder' / 'records.jsonl'
+  for i in range(3):
+    records.append(path, records.stamp('run', f'x = {i}', {'value': i}))
+  found = records.read(path)
+  assert [r['results']['value'] for r in found] == [0, 1, 2]
+  assert [r['config'] for r in found] == ['x = 0', 'x = 1', 'x = 2']
+  for record in found:
+    assert record['hardware']['device']
+    assert record['versions']['jax']
+
+
+def test_a_broken_line_is_named(tmp_path):
+  path = tmp_path / 'records.jsonl'
+  path.write_text('{}\n{"name": "cut o')
+  with pytest.raises(ValueError, match='line 2'):
+    records.read(path)
