@@ -15,7 +15,11 @@ from spec_decode import records
 
 ROOT = pathlib.Path(__file__).parent.parent
 RUNS = sorted((ROOT / 'configs' / 'runs').glob('*.gin'))
-MODELS = sorted((ROOT / 'configs' / 'models').glob('*.gin'))
+MODELS = sorted(
+  path
+  for path in (ROOT / 'configs' / 'models').glob('*.gin')
+  if path.stem != 'initial_target'
+)
 # What makes the quickstart's configuration finish in a moment.
 SMALL = [
   'target/workload.Network.checkpoint = None',

@@ -16,6 +16,12 @@ from spec_decode.models import transformer
 
 CONTEXTS = 61
 
+# Compiler options of tests that compile much and compute little.
+QUICK = {
+  'xla_backend_optimization_level': 0,
+  'xla_llvm_disable_expensive_passes': True,
+}
+
 
 def context(tokens, input_id, xp=np):
   """Row of the table for a prefix tokens [..., length]."""
@@ -71,6 +77,28 @@ def probabilities(params, tokens, input_id, standardize):
   return standardize(np.asarray(params['table'][row], np.float64))
 
 
+def greedy(params, input_id, prompt, count, eos_id=-1, allowed=None):
+  """The argmax continuation of one prompt, token by token in NumPy.
+
+  Args:
+    params: tables of a `table_model`.
+    input_id: the row's input.
+    prompt: its decoder prompt.
+    count: length cap.
+    eos_id: ends the row.
+    allowed: ids that may occur; default all but 0.
+  """
+  tokens = list(prompt)
+  table = np.asarray(params['table'])
+  allowed = np.arange(1, table.shape[1]) if allowed is None else allowed
+  for _ in range(count):
+    logits = table[context(np.asarray(tokens), input_id)]
+    tokens.append(int(allowed[np.argmax(logits[allowed])]))
+    if tokens[-1] == eos_id:
+      break
+  return tokens[len(prompt) :]
+
+
 def never_right(params):
   """A draft that avoids the target's most likely id in every context."""
   table = params['table']
@@ -108,6 +136,21 @@ def mixed(params, seed: int, width: int = 0):
     extra = width - table.shape[1]
     table = np.pad(table, ((0, 0), (0, extra)), constant_values=3)
   return {'table': jnp.asarray(table[:, : width or None], jnp.float32)}
+
+
+def _scripted_extend(params, cache, tokens, position):
+  rows, width = tokens.shape
+  index = position[:, None] + jnp.arange(width)
+  script = params['script']
+  following = script.at[jnp.arange(rows)[:, None], index].get(mode='clip')
+  return 9.0 * jax.nn.one_hot(following, 12), cache
+
+
+@functools.cache
+def scripted_model() -> LanguageModel:
+  """Says params['script'][b, i] as token i of row b, whatever came before."""
+  start = lambda params, inputs, capacity: jnp.zeros(inputs.shape[0])
+  return LanguageModel(start, _scripted_extend, _logits, 12)
 
 
 TINY_T5 = transformer.T5Config(

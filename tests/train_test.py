@@ -12,6 +12,7 @@ import tiny
 from spec_decode import train
 from spec_decode.data import text
 from spec_decode.models import checkpoints
+from spec_decode.models import transformer
 
 
 def _softmax(z):
@@ -125,6 +126,26 @@ def test_a_teacher_comes_with_its_loss_only(tmp_path):
     _train(tmp_path, 'x', 12, loss=train.distillation)
   with pytest.raises(ValueError, match='teacher'):
     _train(tmp_path, 'x', 12, teacher=tiny.network())
+
+
+def test_deepening_keeps_what_was_learnt():
+  shallow = tiny.network(layers=1)
+  deep = tiny.network(layers=3)
+  old, fresh = shallow.load(), deep.load()
+  grown = train.deepen(old, fresh)
+  inputs, targets = (
+    jnp.arange(1, 31).reshape(3, 10),
+    jnp.arange(30).reshape(3, 10),
+  )
+  logits = lambda network, params: transformer.Transformer(
+    network.config
+  ).apply({'params': params}, inputs, targets, enable_dropout=False)
+  before, after = logits(shallow, old), logits(deep, grown)
+  change = float(jnp.abs(before - after).mean())
+  other = float(jnp.abs(before - logits(deep, fresh)).mean())
+  assert 0 < change < 0.25 * other
+  with pytest.raises(ValueError, match='number of layers'):
+    train.deepen(tiny.network(mlp_dim=8).load(), fresh)
 
 
 def test_decoder_inputs_are_the_targets_moved_by_one():
