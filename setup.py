@@ -5,8 +5,8 @@ import pathlib
 
 import setuptools
 
-DATA = ['seqio', 'tensorflow-datasets', 't5']
-TEST = ['pytest>=8', 'scipy>=1.11', 'ruff>=0.6']
+DATA = ['seqio', 'tensorflow-datasets', 't5', 'importlib-resources']
+TEST = ['pytest>=8', 'pytest-xdist>=3.5', 'scipy>=1.11', 'ruff>=0.6']
 
 setuptools.setup(
   name='spec_decode',
@@ -38,7 +38,8 @@ setuptools.setup(
     'tqdm>=4.66',
   ],
   extras_require={
-    # SeqIO and TFDS tasks. They bring TensorFlow.
+    # SeqIO and TFDS tasks. They bring TensorFlow. TFDS imports
+    # importlib_resources without asking for it.
     'data': DATA,
     # Comparison with Hugging Face's T5.
     'parity': ['torch==2.13.0', 'transformers>=5'],

@@ -80,7 +80,7 @@ class State:
   hidden: Array  # [B, E], the target's, where the last token came from
   keys: Array  # one per row, constant
   target_calls: Array  # int32 [B]
-  drawn: Array  # int32 [B], guesses that were tested or stood behind a tested
+  drawn: Array  # int32 [B], guesses drawn, tested or not
   histogram: Array  # int32 [B, G + 1], calls by number of accepted guesses
   beta_sum: Array  # [B], over tested guesses; 0 unless measured
   tested: Array  # int32 [B], guesses up to and with the first rejected

@@ -9,6 +9,7 @@ import pytest
 import reference
 
 from spec_decode import acceptance
+from spec_decode import sampling as sampling_lib
 from spec_decode import theory
 from spec_decode.sampling import Sampling
 
@@ -420,9 +421,7 @@ def test_without_jit():
   compiled = verify(p, *args, PLAIN)
   logits = np.log(np.maximum(p, 1e-30))
   with jax.disable_jit():
-    plain = acceptance.verify(
-      *(jnp.asarray(x) for x in (logits, *args)), PLAIN
-    )
+    plain = acceptance.verify(*(jnp.asarray(x) for x in (logits, *args)), PLAIN)
   np.testing.assert_array_equal(compiled, plain)
   assert set(compiled[0].tolist()) == set(range(5))
 
@@ -438,3 +437,21 @@ def test_no_guesses():
   assert (accepted == 0).all()
   for row, drawn in enumerate(extra.reshape(3, CHUNK)):
     chi_squared.assert_follows(drawn.tolist(), law_of(p[row * CHUNK, 0]))
+
+
+def test_no_guesses_draw_what_plain_decoding_draws():
+  # To the bit: rounding that differs would show in a few of these rows.
+  rows = 5 * CHUNK
+  logits = np.random.default_rng(33).normal(size=(rows, 1, 300))
+  logits = 3 * logits.astype(np.float32)
+  empty = np.zeros((rows, 0), np.float32)
+  extras = pairs(34, rows)
+  accepted, extra = _verify(
+    logits, empty.astype(np.int32), np.zeros(rows), None, empty, extras, PLAIN
+  )
+  plain = jax.jit(
+    lambda logits, uniforms: sampling_lib.draw(
+      jnp.exp(sampling_lib.log_weights(logits, PLAIN)), uniforms
+    )
+  )
+  np.testing.assert_array_equal(extra, plain(logits[:, 0], extras))

@@ -160,7 +160,7 @@ class Prompts:
   Attributes:
     task: name for tables.
     source: path of a .jsonl or .tsv file, or a function that gives examples,
-      such as `prompts.from_seqio` bound to a task.
+      such as `prompts.from_task` bound to a task.
     vocabulary: path of the SentencePiece model; None for the shipped one.
     input_length: tokens per input, EOS included.
     num_examples: how many, from the start; None for all.

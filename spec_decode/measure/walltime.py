@@ -6,6 +6,7 @@ medians after a warm-up, without compilation and file writing. Speed-ups are of
 the loops; the one with the encoders is beside it.
 """
 
+import functools
 from typing import Any
 import warnings
 
@@ -17,6 +18,7 @@ from spec_decode import autoregressive
 from spec_decode import speculative
 from spec_decode import theory
 from spec_decode.measure import costs as costs_lib
+from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
 
@@ -44,65 +46,72 @@ def measure(
   alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
   config, (params, draft_params) = workload.speculation(), workload.params
   batches = [b for _, b in zip(range(num_batches), workload.batches())]
-  plain_seconds = speculative_seconds = start_seconds = 0.0
+  start, start_plain = _starts(config)
+  totals = dict.fromkeys(('plain', 'fast', 'start', 'start_plain'), 0.0)
   tokens = calls = differing = 0
-  start = jax.jit(
-    lambda p, d, x, k: (
-      speculative.init(config, p, d, x, k).target_cache,
-      speculative.init(config, p, d, x, k).draft_cache,
-    )
-  )
-  start_plain = jax.jit(
-    lambda p, x, k: (
-      autoregressive.init(config.target, config.limits, p, x, k).cache
-    )
-  )
   for batch in tqdm.tqdm(batches, desc='walltime', unit='batch'):
     keys = workload.keys(batch)
     seconds = costs_lib.medians(
       {
-        'plain': lambda b=batch: workload.decode_plain(b),
-        'speculative': lambda b=batch: workload.decode(b, config),
-        'start': lambda b=batch, k=keys: start(
-          params, draft_params, b.inputs, k
+        'plain': functools.partial(workload.decode_plain, batch),
+        'fast': functools.partial(workload.decode, batch, config),
+        'start': functools.partial(
+          start, params, draft_params, batch.inputs, keys
         ),
-        'start_plain': lambda b=batch, k=keys: start_plain(params, b.inputs, k),
+        'start_plain': functools.partial(
+          start_plain, params, batch.inputs, keys
+        ),
       },
       repeats,
     )
+    totals = {name: totals[name] + seconds[name] for name in totals}
     plain, fast = workload.decode_plain(batch), workload.decode(batch, config)
     real = slice(batch.count)
-    differing += int(
-      np.sum(np.any(np.asarray(plain.tokens != fast.tokens)[real], axis=1))
-    )
+    unequal = np.any(np.asarray(plain.tokens != fast.tokens)[real], axis=1)
+    differing += int(np.sum(unequal))
+    # A batch takes as long as its longest row.
     tokens += int(np.max(fast.length[real]))
     calls += int(np.max(fast.target_calls[real]))
-    plain_seconds += seconds['plain'] - seconds['start_plain']
-    speculative_seconds += seconds['speculative'] - seconds['start']
-    start_seconds += seconds['start']
   cost = costs_lib.costs(
     config, params, draft_params, batches[0].inputs, repeats
   )
-  return _summary(
-    workload, cost, alpha, tokens, calls, plain_seconds, speculative_seconds,
-    start_seconds, differing, sum(b.count for b in batches),
-  )  # fmt: skip
+  summary = {
+    'examples': sum(batch.count for batch in batches),
+    **_summary(workload, cost, alpha, tokens / calls, totals),
+  }
+  if workload.temperature == 0:
+    summary['differing_outputs'] = differing
+  return summary
 
 
-def _summary(
-  workload, cost, alpha, tokens, calls, plain, fast, start, differing, examples
-):
+def _starts(config: Speculation):
+  """What both loops do before their first token, compiled."""
+
+  def start(params, draft_params, inputs, keys):
+    state = speculative.init(config, params, draft_params, inputs, keys)
+    return state.target_cache, state.draft_cache
+
+  def start_plain(params, inputs, keys):
+    state = autoregressive.init(
+      config.target, config.limits, params, inputs, keys
+    )
+    return state.cache
+
+  return jax.jit(start), jax.jit(start_plain)
+
+
+def _summary(workload: Workload, cost, alpha, per_call, totals):
   gamma = workload.gamma
-  per_call = tokens / max(calls, 1)
+  plain = totals['plain'] - totals['start_plain']
+  fast = totals['fast'] - totals['start']
   predicted = per_call / (
     cost.draft_in_loop / cost.plain_step + cost.wide_ratio
   )
   summary = {
     'gamma': gamma,
     'batch_size': workload.batch_size,
-    'examples': examples,
     'speedup': plain / fast,
-    'speedup_with_encoder': (plain + start) / (fast + start),
+    'speedup_with_encoder': totals['plain'] / totals['fast'],
     'predicted_from_costs': predicted,
     'predicted_theorem_3_8': (
       None if alpha is None else float(theory.speedup(alpha, gamma, cost.c))
@@ -116,12 +125,8 @@ def _summary(
     'target_wide_ms': 1e3 * cost.target_wide,
     'draft_in_loop_ms': 1e3 * cost.draft_in_loop,
     'iteration_ms': 1e3 * cost.iteration,
-    'plain_seconds': plain,
-    'speculative_seconds': fast,
-    'start_seconds': start,
+    **{f'{name}_seconds': value for name, value in totals.items()},
   }
-  if workload.temperature == 0:
-    summary['differing_outputs'] = differing
   if alpha is not None:
     best = int(theory.best_gamma(alpha, cost.c))
     summary['best_gamma'] = best

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of README.md from the records in experiments/.
+
+python scripts/make_tables.py          rewrites what stands between the marks
+python scripts/make_tables.py --check  fails if that would change anything
+"""
+
+from collections.abc import Sequence
+import pathlib
+import re
+import sys
+from typing import Any
+
+from absl import app
+from absl import flags
+
+from spec_decode import records
+
+_CHECK = flags.DEFINE_bool('check', False, 'Compare, write nothing.')
+_ROOT = pathlib.Path(__file__).parent.parent
+
+
+def table(rows: Sequence[dict[str, str]]) -> str:
+  """Rows of equal keys as Markdown."""
+  titles = list(rows[0])
+  lines = [titles, ['---'] * len(titles), *(row.values() for row in rows)]
+  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+
+
+def _latest(path: str, key) -> list[dict[str, Any]]:
+  """The newest record of each kind, in order of first appearance."""
+  found = {}
+  for record in records.read(_ROOT / path):
+    found[key(record)] = record
+  return list(found.values())
+
+
+def _with_error(value: float, error: float, digits: int) -> str:
+  return f'{value:.{digits}f} ± {error:.{digits}f}'
+
+
+def speculation() -> str:
+  """One row per task, draft and temperature."""
+  rows = []
+  found = _latest(
+    'experiments/debian/records.jsonl',
+    lambda r: tuple(
+      r['results']['workload'][k] for k in ('task', 'draft', 'temperature')
+    ),
+  )
+  for record in found:
+    results = record['results']
+    work, times = results['workload'], results['walltime']
+    alpha, decoded = results['acceptance_rate'], results['generate']
+    rows.append(
+      {
+        'task': work['task'],
+        'draft': work['draft'],
+        'temperature': f'{work["temperature"]:g}',
+        'gamma': str(work['gamma']),
+        'alpha': _with_error(alpha['alpha'], alpha['standard_error'], 3),
+        'tokens per call': _with_error(
+          decoded['tokens_per_call'], decoded['tokens_per_call_error'], 2
+        ),
+        'c': f'{times["c"]:.3f}',
+        'theorem 3.8': f'{times["predicted_theorem_3_8"]:.2f}',
+        'from costs': f'{times["predicted_from_costs"]:.2f}',
+        'measured': f'{times["speedup"]:.2f}',
+      }
+    )
+  return _machine(found) + '\n\n' + table(rows)
+
+
+def benchmark() -> str:
+  """One row per pair, batch size and gamma."""
+  rows = []
+  found = _latest(
+    'experiments/benchmark/records.jsonl',
+    lambda r: r['results']['benchmark']['target'],
+  )
+  for record in found:
+    results = record['results']['benchmark']
+    for row in results['rows']:
+      rows.append(
+        {
+          'target': results['target'],
+          'draft': results['draft'],
+          'batch': str(row['batch_size']),
+          'gamma': str(row['gamma']),
+          'plain step, ms': f'{row["plain_step_ms"]:.2f}',
+          'weights read at': f'{100 * results["bandwidth_used"]:.0f} %'
+          if row['batch_size'] == 1
+          else '',
+          'T(gamma + 1) / T(1)': f'{row["wide_over_one"]:.2f}',
+          'c': f'{row["c"]:.3f}',
+          'iteration / its calls': f'{row["overhead"]:.2f}',
+        }
+      )
+  return _machine(found) + '\n\n' + table(rows)
+
+
+def quality() -> str:
+  """BLEU or ROUGE-L of every network alone."""
+  rows = []
+  found = _latest(
+    'experiments/quality/records.jsonl',
+    lambda r: tuple(r['results']['workload'][k] for k in ('task', 'target')),
+  )
+  for record in found:
+    decoded = record['results']['generate']
+    metric = 'bleu' if 'bleu' in decoded else 'rouge_l'
+    rows.append(
+      {
+        'network': record['results']['workload']['target'],
+        'task': record['results']['workload']['task'],
+        'score': f'{decoded[metric]:.1f} {metric}',
+        'examples': str(decoded['examples']),
+      }
+    )
+  return table(rows)
+
+
+def _machine(found) -> str:
+  machine = found[-1]['hardware']
+  versions = found[-1]['versions']
+  return (
+    f'Measured on {machine["cores"]} cores of {machine["device"]}, jax'
+    f' {versions["jax"]}.'
+  )
+
+
+SECTIONS = {
+  'speculation': speculation,
+  'quality': quality,
+  'benchmark': benchmark,
+}
+
+
+def rewritten(text: str) -> str:
+  """`text` with every marked section made anew."""
+  for name, make in SECTIONS.items():
+    mark = re.compile(f'(<!-- {name} -->\n).*?(<!-- /{name} -->)', re.DOTALL)
+    if not mark.search(text):
+      raise ValueError(f'Expected marks <!-- {name} --> in README.md.')
+    text = mark.sub(lambda m, f=make: m[1] + f() + '\n' + m[2], text)
+  return text
+
+
+def main(argv: Sequence[str]) -> None:
+  del argv
+  path = _ROOT / 'README.md'
+  old = path.read_text(encoding='utf-8')
+  new = rewritten(old)
+  if old == new:
+    return
+  if _CHECK.value:
+    sys.exit('README.md is not what the records say: run make_tables.py.')
+  path.write_text(new, encoding='utf-8')
+
+
+if __name__ == '__main__':
+  app.run(main)
