@@ -99,6 +99,13 @@ def benchmark() -> str:
   return _machine(found) + '\n\n' + table(rows)
 
 
+def sample() -> str:
+  """The first output of the quickstart, block by block."""
+  path = _ROOT / 'experiments/debian/samples.txt'
+  legend, _, rest = path.read_text(encoding='utf-8').partition('\n\n')
+  return f'```\n{rest.partition(chr(10) * 2)[0]}\n```\n\n{legend}.'
+
+
 def quality() -> str:
   """BLEU or ROUGE-L of every network alone."""
   rows = []
@@ -130,6 +137,7 @@ def _machine(found) -> str:
 
 
 SECTIONS = {
+  'sample': sample,
   'speculation': speculation,
   'quality': quality,
   'benchmark': benchmark,

@@ -19,6 +19,7 @@ GREEDY = Sampling(0.0, forbidden=())
 # Rows per call, so that most tests share their compiled programs.
 CHUNK = 20_000
 _verify = jax.jit(acceptance.verify, static_argnums=(6, 7))
+draw = jax.jit(sampling_lib.draw)
 _beta = jax.jit(acceptance.acceptance_probability, static_argnums=(3, 4))
 
 
@@ -440,18 +441,19 @@ def test_no_guesses():
 
 
 def test_no_guesses_draw_what_plain_decoding_draws():
-  # To the bit: rounding that differs would show in a few of these rows.
-  rows = 5 * CHUNK
-  logits = np.random.default_rng(33).normal(size=(rows, 1, 300))
-  logits = 3 * logits.astype(np.float32)
-  empty = np.zeros((rows, 0), np.float32)
-  extras = pairs(34, rows)
-  accepted, extra = _verify(
-    logits, empty.astype(np.int32), np.zeros(rows), None, empty, extras, PLAIN
+  rng = np.random.default_rng(33)
+  logits = 3 * rng.normal(size=(CHUNK, 1, 64)).astype(np.float32)
+  weights = jnp.exp(sampling_lib.log_weights(jnp.asarray(logits[:, 0]), PLAIN))
+  # Uniforms on the very edges between two ids, where rounding decides.
+  sums = np.cumsum(weights[:, :8], axis=1)
+  at = rng.integers(0, 7, (CHUNK, 1))
+  inner = np.take_along_axis(sums, at, 1)[:, 0] / sums[:, -1]
+  extras = np.stack([np.zeros(CHUNK), inner], axis=1).astype(np.float32)
+  empty = np.zeros((CHUNK, 0), np.float32)
+  _, extra = _verify(
+    logits, empty.astype(np.int32), np.zeros(CHUNK), None, empty, extras, PLAIN
   )
-  plain = jax.jit(
-    lambda logits, uniforms: sampling_lib.draw(
-      jnp.exp(sampling_lib.log_weights(logits, PLAIN)), uniforms
-    )
-  )
-  np.testing.assert_array_equal(extra, plain(logits[:, 0], extras))
+  np.testing.assert_array_equal(extra, draw(weights, extras))
+  # Normalised weights, the same law, do not give the same ids here.
+  p = weights / weights.sum(-1, keepdims=True)
+  assert (draw(p, extras) != extra).any()

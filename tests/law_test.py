@@ -54,7 +54,11 @@ def speculate(draft, params, draft_params, sampling, vocab, lenience=1.0):
 
 def assert_law(result, law_of):
   """Chi-squared over (start, sequence) against `law_of(start)`."""
-  code = lambda start, tokens: (start, *tokens, *[-1] * (4 - len(tokens)))
+  digits = 8 ** np.arange(1, LIMITS.max_new_tokens + 1)
+  code = lambda start, tokens: (
+    start
+    + sum((token + 1) * digit for token, digit in zip(tokens, digits.tolist()))
+  )
   law = {
     code(i, tokens): p / len(STARTS)
     for i, start in enumerate(STARTS)
@@ -62,10 +66,10 @@ def assert_law(result, law_of):
   }
   assert sum(law.values()) == pytest.approx(1)
   tokens, length = np.asarray(result.tokens), np.asarray(result.length)
-  samples = np.where(np.arange(4) < length[:, None], tokens, -1)
-  start = np.arange(SAMPLES)[:, None] % len(STARTS)
-  samples = np.concatenate([start, samples], axis=1)
-  chi_squared.assert_follows([tuple(row) for row in samples.tolist()], law)
+  real = np.arange(len(digits)) < length[:, None]
+  start = np.arange(SAMPLES) % len(STARTS)
+  samples = start + np.where(real, tokens + 1, 0) @ digits
+  chi_squared.assert_follows(samples.tolist(), law)
 
 
 def after(params, start, sampling):

@@ -16,12 +16,6 @@ from spec_decode.models import transformer
 
 CONTEXTS = 61
 
-# Compiler options of tests that compile much and compute little.
-QUICK = {
-  'xla_backend_optimization_level': 0,
-  'xla_llvm_disable_expensive_passes': True,
-}
-
 
 def context(tokens, input_id, xp=np):
   """Row of the table for a prefix tokens [..., length]."""

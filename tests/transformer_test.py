@@ -22,10 +22,8 @@ CONFIGS = pathlib.Path(__file__).parents[1] / 'configs' / 'models'
 LENGTH = 12
 KINDS = {'1.0': toy_models.TINY_TIED_T5, '1.1': toy_models.TINY_T5}
 
-jit = functools.partial(jax.jit, compiler_options=toy_models.QUICK)
 
-
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def teacher_forced(config, params, inputs, tokens):
   """Logits after each of `tokens`, in one pass."""
   return Transformer(config).apply(
@@ -33,12 +31,12 @@ def teacher_forced(config, params, inputs, tokens):
   )
 
 
-@functools.partial(jit, static_argnums=(0, 3))
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def start(model, params, inputs, capacity):
   return model.start(params, inputs, capacity)
 
 
-@functools.partial(jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def feed(model, params, cache, tokens, position):
   """Logits after each token of a chunk, and the cache."""
   hidden, cache = model.extend(params, cache, tokens, position)
@@ -168,7 +166,7 @@ def test_packed_examples_equal_separate_ones():
   inputs = jnp.where(inputs == 0, 8, inputs)  # no padding between examples
   separate = teacher_forced(config, params, inputs, tokens)
   ids = lambda width: np.repeat([[1, 2, 3]], width, axis=1)
-  apply = jit(Transformer(config).apply, static_argnames='enable_dropout')
+  apply = jax.jit(Transformer(config).apply, static_argnames='enable_dropout')
   packed = apply(
     {'params': params},
     inputs.reshape(1, -1),

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often programs are compiled, and what is in them."""
+
+import contextlib
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_models
+
+from spec_decode import autoregressive
+from spec_decode import speculative
+from spec_decode.autoregressive import Limits
+from spec_decode.drafts import ModelDraft
+from spec_decode.language_model import PARKED
+from spec_decode.language_model import LanguageModel
+from spec_decode.models import transformer
+from spec_decode.randomness import row_keys
+from spec_decode.sampling import Sampling
+from spec_decode.speculative import Speculation
+
+GREEDY = Sampling(0.0)
+_compiled = []
+
+
+def _listen(event, duration, **kwargs):
+  if event == '/jax/core/compile/backend_compile_duration':
+    _compiled.append(kwargs['fun_name'])
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+@contextlib.contextmanager
+def compiles(*names):
+  """Fails unless just these functions are compiled, small helpers apart."""
+  before = len(_compiled)
+  yield
+  names = [f'jit({name})' for name in names]
+  loops = ('jit(decode)', 'jit(init)', 'jit(step)')
+  new = _compiled[before:]
+  assert [name for name in new if not names or name in loops] == names
+
+
+def toy_config(**change):
+  """Built anew each time: equality counts, not identity."""
+  model = toy_models.table_model(6)
+  sampling = Sampling(0.0, forbidden=(0, 5))
+  values = {
+    'target': model,
+    'draft': ModelDraft(model, sampling, 2),
+    'sampling': sampling,
+    'limits': Limits(13, 2),
+  }
+  return Speculation(**(values | change))
+
+
+def toy_args(seed):
+  params = toy_models.table_params(seed, 6)
+  args = (
+    params,
+    toy_models.nearby(params, seed),
+    jnp.asarray([[seed], [3], [4]], jnp.int32),
+    row_keys(seed, np.arange(3) + seed),
+    (jnp.full((3, 2), seed, jnp.int32), jnp.asarray([1, 2, 1], jnp.int32)),
+  )
+  return jax.block_until_ready(args)
+
+
+def test_one_compilation_per_configuration():
+  first, second = toy_args(1), toy_args(2)
+  with compiles('decode'):
+    jax.block_until_ready(speculative.decode(toy_config(), *first))
+  # Other parameters, inputs, prompts and seeds; the configuration built anew.
+  with compiles():
+    jax.block_until_ready(speculative.decode(toy_config(), *second))
+  with compiles('decode'):
+    jax.block_until_ready(
+      speculative.decode(toy_config(limits=Limits(14, 2)), *second)
+    )
+  with compiles():
+    jax.block_until_ready(speculative.decode(toy_config(), *first))
+
+
+def test_one_compilation_of_plain_decoding():
+  first, second = toy_args(1), toy_args(2)
+
+  def decode(args):
+    params, _, *rest = args
+    sampling, limits = Sampling(0.0, forbidden=(0, 4)), Limits(13, 2)
+    model = toy_models.table_model(6)
+    jax.block_until_ready(
+      autoregressive.decode(model, sampling, limits, params, *rest)
+    )
+
+  with compiles('decode'):
+    decode(first)
+  with compiles():
+    decode(second)
+
+
+def test_a_stream_compiles_its_two_functions_once():
+  first, second = toy_args(1), toy_args(2)
+  with compiles('init', 'step'):
+    blocks = len(list(speculative.stream(toy_config(), *first)))
+  with compiles():
+    blocks += len(list(speculative.stream(toy_config(), *second)))
+  assert blocks > 4
+
+
+# --- the program of a T5 pair -----------------------------------------------
+
+# Large enough that one closed-over array would show.
+CONFIG = toy_models.TINY_T5.replace(vocab_size=300, emb_dim=32)
+DRAFT_CONFIG = CONFIG.replace(emb_dim=16, num_heads=2, num_decoder_layers=1)
+ROWS, LIMITS, GAMMA = 4, Limits(40, 1), 3
+CAPACITY = 1 + 40 + GAMMA + 2
+
+
+def shapes_of(params):
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+
+
+@functools.cache
+def arguments(weights_left):
+  model = transformer.language_model(CONFIG, None, weights_left)
+  params = jax.eval_shape(model.prepare, toy_models.t5_shapes(CONFIG))
+  return (
+    model,
+    params,
+    toy_models.t5_shapes(DRAFT_CONFIG),
+    jax.ShapeDtypeStruct((ROWS, 9), jnp.int32),
+    shapes_of(row_keys(0, np.arange(ROWS))),
+  )
+
+
+def lower(model, sampling, params, draft_params, inputs, keys):
+  draft = transformer.language_model(DRAFT_CONFIG)
+  draft = ModelDraft(draft, sampling, GAMMA)
+  config = Speculation(model, draft, sampling, LIMITS)
+  return speculative.decode.lower(config, params, draft_params, inputs, keys)
+
+
+def constant_bytes(text):
+  """Bytes of the array constants in a StableHLO program."""
+  total = 0
+  for value in re.findall(r'stablehlo\.constant dense<(.*?)> :', text, re.S):
+    if value.startswith('"0x'):
+      total += (len(value) - 4) // 2
+    elif value.startswith('['):
+      total += 4 * (value.count(',') + 1)
+  return total
+
+
+@pytest.mark.parametrize('sampling', [GREEDY, Sampling()], ids=str)
+def test_parameters_are_arguments(sampling):
+  model, *args = arguments(False)
+  text = lower(model, sampling, *args).as_text()
+  # Tables of the relative position buckets, 1 KB in each attention.
+  assert 1000 < constant_bytes(text) < 10_000
+  assert text.count('tensor<300x32xf32>') > 0
+  model, params, _, inputs, keys = arguments(False)
+  text = autoregressive.decode.lower(
+    model, sampling, LIMITS, params, inputs, keys
+  ).as_text()
+  assert 1000 < constant_bytes(text) < 10_000
+
+
+def test_closed_over_parameters_would_be_found():
+  model, params, _, inputs, keys = arguments(False)
+  closed = jnp.asarray(np.random.default_rng(0).normal(size=(300, 32)))
+
+  def extend(params, cache, tokens, position):
+    hidden, cache = model.extend(params, cache, tokens, position)
+    return hidden + closed[tokens], cache
+
+  leaky = LanguageModel(model.start, extend, model.logits, model.vocab_size)
+  text = autoregressive.decode.lower(
+    leaky, GREEDY, LIMITS, params, inputs, keys
+  ).as_text()
+  assert constant_bytes(text) > closed.nbytes
+
+
+def computations(text):
+  """name -> lines of each computation of a compiled program."""
+  found, name = {}, None
+  for line in text.splitlines():
+    if line and not line.startswith((' ', '}')):
+      name = line.removeprefix('ENTRY ').split()[0].lstrip('%')
+      found[name] = []
+    elif name:
+      found[name].append(line)
+  return found
+
+
+def in_loops(text):
+  """Lines of all computations that loops call, and whatever these call."""
+  found = computations(text)
+  pending = re.findall(r'body=%?([\w.-]+)', text)
+  assert pending
+  seen = {}
+  while pending:
+    name = pending.pop()
+    if name not in seen:
+      seen[name] = found[name]
+      pending += re.findall(r'%([\w.-]+)', ' '.join(seen[name]))
+      pending = [name for name in pending if name in found]
+  return [line for lines in seen.values() for line in lines]
+
+
+def cache_sized_work(text):
+  """Operations inside loops that make a whole cache anew."""
+  sizes = {
+    config.num_heads * ROWS * CAPACITY * config.head_dim
+    for config in (CONFIG, DRAFT_CONFIG)
+  }
+  harmless = {'parameter', 'get-tuple-element', 'bitcast', 'scatter'}
+  found = []
+  for line in in_loops(text):
+    operation = re.match(
+      r'\s+(?:ROOT )?%?\S+ = \w+\[([\d,]+)\]\S* ([\w-]+)\(', line
+    )
+    if not operation or operation[2] in harmless:
+      continue
+    if operation[2] == 'fusion' and 'calls=%wrapped_scatter' in line:
+      continue  # writes its chunk in place
+    dims = [int(d) for d in operation[1].split(',')]
+    if CAPACITY in dims and math.prod(dims) in sizes:
+      found.append(line.strip())
+  return found
+
+
+@pytest.mark.parametrize(
+  'weights_left, sampling', [(False, GREEDY), (True, Sampling())]
+)
+def test_caches_are_updated_in_place(weights_left, sampling):
+  model, *args = arguments(weights_left)
+  text = lower(model, sampling, *args).compile().as_text()
+  scatters = re.findall(rf'\[\d+,{CAPACITY},8\]\S* scatter\(', text)
+  # Keys and values: 2 layers of the target, 1 of the draft in two places.
+  assert len(scatters) == 8
+  assert cache_sized_work(text) == []
+
+
+def test_a_select_over_the_cache_would_be_found():
+  model, *args = arguments(False)
+
+  def extend(params, cache, tokens, position):
+    hidden, new = model.extend(params, cache, tokens, position)
+    running = jnp.repeat(position < PARKED, CONFIG.num_heads)[:, None, None]
+    keep = lambda a, b: jnp.where(running, a, b)
+    keys = tuple(map(keep, new.keys, cache.keys))
+    return hidden, new.replace(keys=keys)
+
+  frozen = LanguageModel(model.start, extend, model.logits, model.vocab_size)
+  text = lower(frozen, GREEDY, *args).compile().as_text()
+  assert len(cache_sized_work(text)) >= 2
