@@ -81,17 +81,23 @@ def benchmark() -> str:
   for record in found:
     results = record['results']['benchmark']
     for row in results['rows']:
+      single = row['batch_size'] == 1
+      wide = results['wide_over_one']
       rows.append(
         {
           'target': results['target'],
           'draft': results['draft'],
           'batch': str(row['batch_size']),
-          'gamma': str(row['gamma']),
           'plain step, ms': f'{row["plain_step_ms"]:.2f}',
           'weights read at': f'{100 * results["bandwidth_used"]:.0f} %'
-          if row['batch_size'] == 1
+          if single
           else '',
-          'T(gamma + 1) / T(1)': f'{row["wide_over_one"]:.2f}',
+          'T(4), T(8) / T(1)': f'{wide["4"]:.2f}, {wide["8"]:.2f}'
+          if single
+          else '',
+          'capacity 512 / 64': f'{results["capacity_ratio"]:.2f}'
+          if single
+          else '',
           'c': f'{row["c"]:.3f}',
           'iteration / its calls': f'{row["overhead"]:.2f}',
         }

@@ -416,17 +416,6 @@ def test_beta_is_how_often_the_guess_is_accepted(sampling, lenience):
   assert np.ptp(beta) > 0.05
 
 
-def test_without_jit():
-  p, q, guesses, uniforms = blocks(29, 60)
-  args = guesses, np.arange(60) % 5, q, uniforms, pairs(30, 60)
-  compiled = verify(p, *args, PLAIN)
-  logits = np.log(np.maximum(p, 1e-30))
-  with jax.disable_jit():
-    plain = acceptance.verify(*(jnp.asarray(x) for x in (logits, *args)), PLAIN)
-  np.testing.assert_array_equal(compiled, plain)
-  assert set(compiled[0].tolist()) == set(range(5))
-
-
 def test_no_guesses():
   p, _, _, _ = blocks(31, 3)
   p = np.repeat(p[:, :1], CHUNK, axis=0)

@@ -29,7 +29,7 @@ _compiled = []
 
 def _listen(event, duration, **kwargs):
   if event == '/jax/core/compile/backend_compile_duration':
-    _compiled.append(kwargs['fun_name'])
+    _compiled.append(kwargs.get('fun_name', ''))
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

@@ -7,7 +7,6 @@ says how much.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -46,23 +45,44 @@ def step_bytes(params: Any) -> int:
   return total
 
 
-def _costs(target, draft, params, inputs, gamma, sampling, length, repeats):
-  config = Speculation(
-    target.model,
-    draft.as_draft(gamma, sampling),
-    sampling,
-    Limits(length, eos_id=-1),
-  )
-  return costs_lib.costs(config, *params, inputs, repeats, calls=10)
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+  """What is timed, and how."""
+
+  target: Network
+  draft: Network
+  params: tuple[Any, Any]
+  sampling: Sampling
+  input_length: int
+  repeats: int
+
+  def _arguments(self, batch: int, gamma: int, capacity: int):
+    config = Speculation(
+      self.target.model,
+      self.draft.as_draft(gamma, self.sampling),
+      self.sampling,
+      Limits(capacity, eos_id=-1),
+    )
+    inputs = jnp.ones((batch, self.input_length), jnp.int32)
+    return config, (*self.params, inputs, self.repeats)
+
+  def seconds(self, part: str, batch: int, gamma: int, capacity: int) -> float:
+    config, rest = self._arguments(batch, gamma, capacity)
+    return costs_lib.seconds_per_call(config, [part], *rest)[part]
+
+  def costs(self, batch: int, gamma: int, capacity: int) -> costs_lib.Costs:
+    config, rest = self._arguments(batch, gamma, capacity)
+    return costs_lib.costs(config, *rest)
 
 
 def measure(
   output_dir: str,
   target: Network,
   draft: Network,
-  gammas: tuple[int, ...] = (3, 7),
+  gamma: int = 3,
+  widths: tuple[int, ...] = (4, 8),
   batch_sizes: tuple[int, ...] = (1, 8),
-  capacities: tuple[int, ...] = (64, 512),
+  capacities: tuple[int, int] = (64, 512),
   input_length: int = 64,
   temperature: float = 0.0,
   repeats: int = 5,
@@ -73,56 +93,43 @@ def measure(
     output_dir: unused.
     target: random or trained.
     draft: likewise.
-    gammas: block sizes; the target's calls are gamma + 1 wide.
+    gamma: guesses per block.
+    widths: of the target's calls, against width 1, at the first batch size.
     batch_sizes: rows.
-    capacities: lengths of the cache at which a plain step is timed.
+    capacities: lengths of the cache between which a plain step is compared.
     input_length: tokens of the inputs.
     temperature: of both models.
     repeats: of every timing.
 
   Returns:
-    For a record: bandwidth, and a row per (batch size, gamma).
+    For a record: bandwidth, width and capacity ratios, a row per batch size.
   """
   del output_dir
-  params = target.load(), draft.load()
   sampling = Sampling(temperature, vocab_size=target.model.vocab_size)
-  bandwidth = read_bandwidth()
-  read = step_bytes(params[0])
-  measured = functools.partial(_costs, target, draft, params)
+  params = target.load(), draft.load()
+  pair = _Pair(target, draft, params, sampling, input_length, repeats)
+  short, long = capacities
+  batch = batch_sizes[0]
+  one = pair.seconds('target', batch, 0, short)
+  wide = {w: pair.seconds('target', batch, w - 1, short) / one for w in widths}
   rows = []
-  for batch in tqdm.tqdm(batch_sizes, desc=f'benchmark {target.name}'):
-    inputs = jnp.ones((batch, input_length), jnp.int32)
-    one = measured(inputs, 0, sampling, capacities[0], repeats).target_wide
-    for gamma in gammas:
-      cost = measured(inputs, gamma, sampling, capacities[0], repeats)
-      rows.append(
-        {
-          'batch_size': batch,
-          'gamma': gamma,
-          'wide_over_one': cost.target_wide / one,
-          'c': cost.c,
-          'c_alone': cost.c_alone,
-          'overhead': cost.overhead,
-        }
-        | {
-          f'{name}_ms': 1e3 * value
-          for name, value in dataclasses.asdict(cost).items()
-          if name != 'gamma'
-        }
-      )
-  inputs = jnp.ones((1, input_length), jnp.int32)
-  steps = {
-    capacity: measured(inputs, 0, sampling, capacity, repeats).plain_step
-    for capacity in capacities
-  }
-  first = steps[capacities[0]]
+  for size in tqdm.tqdm(batch_sizes, desc=f'benchmark {target.name}'):
+    cost = pair.costs(size, gamma, short)
+    row = {'batch_size': size, 'gamma': gamma, 'c': cost.c}
+    row |= {'c_alone': cost.c_alone, 'overhead': cost.overhead}
+    for name, value in dataclasses.asdict(cost).items():
+      if name != 'gamma':
+        row[f'{name}_ms'] = 1e3 * value
+    rows.append(row)
+  plain = rows[0]['plain_step_ms'] / 1e3
+  bandwidth = read_bandwidth()
   return {
     'target': target.name,
     'draft': draft.name,
     'bandwidth_gb_s': bandwidth / 1e9,
-    'step_megabytes': read / 1e6,
-    'bandwidth_used': read / first / bandwidth,
-    'plain_step_ms_by_capacity': {k: 1e3 * v for k, v in steps.items()},
-    'capacity_ratio': steps[capacities[-1]] / first,
+    'step_megabytes': step_bytes(params[0]) / 1e6,
+    'bandwidth_used': step_bytes(params[0]) / plain / bandwidth,
+    'wide_over_one': wide,
+    'capacity_ratio': pair.seconds('plain_step', batch, 0, long) / plain,
     'rows': rows,
   }

@@ -7,6 +7,7 @@ that its calls make between target calls: in between the target pushes the
 draft's weights out of the processor's cache, so alone it looks cheaper.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import time
@@ -38,11 +39,11 @@ class Costs:
   @property
   def c(self) -> float:
     """Cost of one guess over that of one plain step, in the loop."""
-    return self.draft_in_loop / max(self.gamma, 1) / self.plain_step
+    return self.draft_in_loop / self.gamma / self.plain_step
 
   @property
   def c_alone(self) -> float:
-    return self.draft_alone / max(self.gamma, 1) / self.plain_step
+    return self.draft_alone / self.gamma / self.plain_step
 
   @property
   def wide_ratio(self) -> float:
@@ -172,16 +173,23 @@ def loop(
   return state.sequences.tokens, state.target_calls
 
 
-def costs(
+PARTS = ('plain_step', 'target', 'draft', 'draft_and_target', 'iteration')
+
+
+def seconds_per_call(
   config: Speculation,
+  parts: Sequence[str],
   params: Any,
   draft_params: Any,
   inputs: Any,
   repeats: int = 5,
   calls: int = 20,
   prefix: int = 16,
-) -> Costs:
-  """Measures `Costs` at about `prefix` committed tokens."""
+) -> dict[str, float]:
+  """Median seconds of one call of each of `parts`, see `loop`.
+
+  Rows have about `prefix` committed tokens and never end.
+  """
   limits = dataclasses.replace(
     config.limits,
     eos_id=-1,
@@ -196,25 +204,26 @@ def costs(
   state = state.replace(
     sequences=sequences.replace(length=sequences.length + prefix)
   )
-  parts = ['plain_step', 'target', 'iteration']
-  if config.draft.gamma:
-    parts += ['draft', 'draft_and_target']
+  arguments = (params, draft_params, state)
   seconds = medians(
     {
-      part: functools.partial(
-        loop, config, part, calls, params, draft_params, state
-      )
+      part: functools.partial(loop, config, part, calls, *arguments)
       for part in parts
     },
     repeats,
   )
-  seconds = {part: value / calls for part, value in seconds.items()}
-  both = seconds.get('draft_and_target', seconds['target'])
+  return {part: value / calls for part, value in seconds.items()}
+
+
+def costs(config: Speculation, *args, **kwargs) -> Costs:
+  """Measures `Costs`; arguments as `seconds_per_call`, gamma at least 1."""
+  seconds = seconds_per_call(config, PARTS, *args, **kwargs)
+  in_loop = seconds['draft_and_target'] - seconds['target']
   return Costs(
     plain_step=seconds['plain_step'],
     target_wide=seconds['target'],
-    draft_in_loop=max(both - seconds['target'], 0.0),
-    draft_alone=seconds.get('draft', 0.0),
+    draft_in_loop=max(in_loop, 0.0),
+    draft_alone=seconds['draft'],
     iteration=seconds['iteration'],
     gamma=config.draft.gamma,
   )

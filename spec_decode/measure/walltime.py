@@ -43,6 +43,10 @@ def measure(
     For a record: seconds, speed-ups, c, and both predictions.
   """
   del output_dir
+  if workload.gamma < 1:
+    raise ValueError(
+      f'Expected gamma >= 1 to time speculation, got {workload.gamma}.'
+    )
   alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
   config, (params, draft_params) = workload.speculation(), workload.params
   batches = [b for _, b in zip(range(num_batches), workload.batches())]
