@@ -55,7 +55,7 @@ def generate(
   directory.mkdir(parents=True, exist_ok=True)
   lines, differing = [], None
   compare = compare and workload.temperature == 0
-  began, total = time.perf_counter(), len(workload.prompts.examples)
+  began, first, total = None, 0, len(workload.prompts.examples)
   with (
     (directory / 'predictions.jsonl').open('w', encoding='utf-8') as out,
     tqdm.tqdm(total=total, desc='generate', unit='example') as bar,
@@ -69,13 +69,15 @@ def generate(
       for line in _lines(workload, batch, result, len(lines)):
         out.write(json.dumps(line, ensure_ascii=False) + '\n')
         lines.append(line)
+      if began is None:  # what came before was compilation
+        began, first = time.perf_counter(), len(lines)
       seconds = time.perf_counter() - began
-      tokens = sum(line['num_tokens'] for line in lines)
+      tokens = sum(line['num_tokens'] for line in lines[first:])
       tested = max(1, sum(line['tested'] for line in lines))
       accepted = sum(line['accepted'] for line in lines)
       bar.update(batch.count)
       bar.set_postfix_str(
-        f'{tokens / seconds:.0f} tokens/s, accepted/tested'
+        f'{tokens / max(seconds, 1e-9):.0f} tokens/s, accepted/tested'
         f' {accepted / tested:.2f}'
       )
   summary = _summary(lines)

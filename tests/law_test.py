@@ -8,7 +8,6 @@ unrelated, never right or equal to it, depending on the context.
 import dataclasses
 
 import chi_squared
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,15 +29,6 @@ LIMITS = Limits(max_new_tokens=4, eos_id=EOS)
 # Input id and decoder prompt of the rows, in turn.
 STARTS = [(5, (0,)), (17, (0,)), (40, (0, 3))]
 PLAIN = Sampling()
-# Unlike other tests these compute more than they compile.
-decode = jax.jit(
-  speculative.decode.__wrapped__,
-  static_argnums=0,
-  compiler_options={
-    'xla_backend_optimization_level': 3,
-    'xla_llvm_disable_expensive_passes': False,
-  },
-)
 
 
 def batch():
@@ -57,7 +47,7 @@ def speculate(draft, params, draft_params, sampling, vocab, lenience=1.0):
   """Samples of the toy model; fails where a count of guesses never stood."""
   model = toy_models.table_model(vocab)
   config = Speculation(model, draft, sampling, LIMITS, lenience)
-  result = decode(config, params, draft_params, *batch())
+  result = speculative.decode(config, params, draft_params, *batch())
   assert (np.asarray(result.histogram).sum(0) > 1000).all()
   return result
 
@@ -157,7 +147,7 @@ def test_law_with_drafts_of_one_kind(kind, low, high):
   model = toy_models.table_model(vocab)
   draft = ModelDraft(model, draft_sampling, gamma)
   config = Speculation(model, draft, sampling, LIMITS)
-  result = decode(config, params, draft_params, *batch())
+  result = speculative.decode(config, params, draft_params, *batch())
   assert low <= result.accepted.sum() / result.tested.sum() <= high
   assert_law(result, exact_law(params, sampling))
 

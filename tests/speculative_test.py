@@ -451,6 +451,16 @@ def test_t5_caches_equal_a_fresh_prefill(t5_trace):
   assert full > 3
 
 
+def test_the_hidden_state_is_the_one_the_last_token_came_from(toy_trace):
+  # In the toy model it is the row of logits itself.
+  table = np.asarray(TOY_PARAMS['table'])
+  for state, block in zip(toy_trace.states[1:], toy_trace.blocks):
+    for row in np.flatnonzero(block.count):
+      tokens = state.sequences.tokens[row, : state.sequences.length[row] - 1]
+      where = toy_models.context(tokens, TOY_INPUTS[row, 0])
+      np.testing.assert_array_equal(state.hidden[row], table[where])
+
+
 def test_log_probs_equal_teacher_forcing_on_tables(toy_trace):
   result, (prompt, lengths) = toy_trace.result, toy_trace.args[4]
   table = np.asarray(TOY_PARAMS['table'], np.float64)
