@@ -156,7 +156,11 @@ def rewritten(text: str) -> str:
     mark = re.compile(f'(<!-- {name} -->\n).*?(<!-- /{name} -->)', re.DOTALL)
     if not mark.search(text):
       raise ValueError(f'Expected marks <!-- {name} --> in README.md.')
-    text = mark.sub(lambda m, f=make: m[1] + f() + '\n' + m[2], text)
+    try:
+      section = make()
+    except FileNotFoundError:
+      section = 'Not measured yet.'
+    text = mark.sub(lambda m, new=section: f'{m[1]}{new}\n{m[2]}', text)
   return text
 
 

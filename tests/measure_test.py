@@ -191,7 +191,7 @@ def test_walltime_record_has_both_predictions(tmp_path):
 
 def test_hopeless_speculation_is_said_plainly(tmp_path):
   workload = tiny.make(tmp_path, temperature=0.0)
-  with pytest.warns(UserWarning, match='cannot help'):
+  with pytest.warns(UserWarning, match='does not pay'):
     walltime.measure(
       workload,
       str(tmp_path),

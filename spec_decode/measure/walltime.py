@@ -132,12 +132,13 @@ def _summary(workload: Workload, cost, alpha, per_call, totals):
     **{f'{name}_seconds': value for name, value in totals.items()},
   }
   if alpha is not None:
-    best = int(theory.best_gamma(alpha, cost.c))
-    summary['best_gamma'] = best
-    if best == 0:
-      warnings.warn(
-        f'Speculation cannot help: alpha {alpha:.2f} is not above c'
-        f' {cost.c:.2f}. Use a cheaper draft or one closer to the target.',
-        stacklevel=2,
-      )
+    summary['best_gamma'] = int(theory.best_gamma(alpha, cost.c))
+  if predicted < 1:
+    warnings.warn(
+      f'Speculation does not pay here: a block yields {per_call:.2f} tokens'
+      f' and costs {per_call / predicted:.2f} plain steps,'
+      f' {cost.wide_ratio:.2f} of them for the target call of width'
+      f' {gamma + 1}. A draft closer to the target or another gamma may help.',
+      stacklevel=2,
+    )
   return summary
