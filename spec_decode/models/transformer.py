@@ -328,10 +328,20 @@ def _bias(mask: Array) -> Array:
   return jnp.where(mask, 0.0, _MASKED).astype(jnp.float32)
 
 
+@functools.singledispatch
+def network(config: Any, weights_left: bool = False) -> nn.Module:
+  """The module of a configuration; other kinds register theirs.
+
+  It has the methods of `Transformer`: called with (inputs, tokens) for
+  teacher-forced logits, and `start`, `extend` and `logits`.
+  """
+  return Transformer(config, weights_left)
+
+
 def initial_params(config: T5Config, seed: int) -> Any:
   """Fresh parameters, the values that T5X draws from the same key."""
   tokens = jnp.ones((1, 2), jnp.int32)
-  init = lambda key: Transformer(config).init(
+  init = lambda key: network(config).init(
     key, tokens, tokens, enable_dropout=False
   )
   return jax.jit(init)(jax.random.key(seed))['params']
@@ -358,7 +368,7 @@ def decoding_layout(params: Any, dtype: Any = None) -> Any:
 def language_model(
   config: T5Config, vocab_size: int | None = None, weights_left: bool = False
 ) -> LanguageModel:
-  """A T5 as the decoding loops want it; inputs are token ids [B, I].
+  """A network as the decoding loops want it; inputs are token ids [B, I].
 
   The same arguments give the same object, so nothing compiles twice.
 
@@ -368,7 +378,7 @@ def language_model(
     weights_left: keep the decoder's kernels in the layout that makes chunks
       fast on a CPU. Pays for targets, not for small drafts.
   """
-  module = Transformer(config, weights_left)
+  module = network(config, weights_left)
   call = lambda method: (
     lambda params, *args: module.apply({'params': params}, *args, method=method)
   )
