@@ -2,6 +2,7 @@
 """How often programs are compiled, and what is in them."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import re
@@ -17,7 +18,6 @@ from spec_decode import speculative
 from spec_decode.autoregressive import Limits
 from spec_decode.drafts import ModelDraft
 from spec_decode.language_model import PARKED
-from spec_decode.language_model import LanguageModel
 from spec_decode.models import transformer
 from spec_decode.randomness import row_keys
 from spec_decode.sampling import Sampling
@@ -178,7 +178,7 @@ def test_closed_over_parameters_would_be_found():
     hidden, cache = model.extend(params, cache, tokens, position)
     return hidden + closed[tokens], cache
 
-  leaky = LanguageModel(model.start, extend, model.logits, model.vocab_size)
+  leaky = dataclasses.replace(model, extend=extend)
   text = autoregressive.decode.lower(
     leaky, GREEDY, LIMITS, params, inputs, keys
   ).as_text()
@@ -234,28 +234,30 @@ def cache_sized_work(text):
   return found
 
 
-@pytest.mark.parametrize(
-  'weights_left, sampling', [(False, GREEDY), (True, Sampling())]
-)
-def test_caches_are_updated_in_place(weights_left, sampling):
-  model, *args = arguments(weights_left)
-  text = lower(model, sampling, *args).compile().as_text()
+def test_caches_are_updated_in_place():
+  model, *args = arguments(weights_left=True)
+  text = lower(model, Sampling(), *args).compile().as_text()
   scatters = re.findall(rf'\[\d+,{CAPACITY},8\]\S* scatter\(', text)
   # Keys and values: 2 layers of the target, 1 of the draft in two places.
   assert len(scatters) == 8
   assert cache_sized_work(text) == []
 
 
-def test_a_select_over_the_cache_would_be_found():
-  model, *args = arguments(False)
+@pytest.mark.parametrize('copies', [False, True])
+def test_caches_of_plain_decoding_are_updated_in_place(copies):
+  # And a select over the cache, one way to freeze rows, would be found.
+  plain, params, _, inputs, keys = arguments(weights_left=False)
 
   def extend(params, cache, tokens, position):
-    hidden, new = model.extend(params, cache, tokens, position)
+    hidden, new = plain.extend(params, cache, tokens, position)
     running = jnp.repeat(position < PARKED, CONFIG.num_heads)[:, None, None]
     keep = lambda a, b: jnp.where(running, a, b)
-    keys = tuple(map(keep, new.keys, cache.keys))
-    return hidden, new.replace(keys=keys)
+    return hidden, new.replace(keys=tuple(map(keep, new.keys, cache.keys)))
 
-  frozen = LanguageModel(model.start, extend, model.logits, model.vocab_size)
-  text = lower(frozen, GREEDY, *args).compile().as_text()
-  assert len(cache_sized_work(text)) >= 2
+  model = dataclasses.replace(plain, extend=extend) if copies else plain
+  limits = Limits(CAPACITY - 3, 1)
+  lowered = autoregressive.decode.lower(
+    model, GREEDY, limits, params, inputs, keys
+  )
+  found = cache_sized_work(lowered.compile().as_text())
+  assert len(found) >= 2 if copies else found == []

@@ -8,6 +8,7 @@ unrelated, never right or equal to it, depending on the context.
 import dataclasses
 
 import chi_squared
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,6 +30,12 @@ LIMITS = Limits(max_new_tokens=4, eos_id=EOS)
 # Input id and decoder prompt of the rows, in turn.
 STARTS = [(5, (0,)), (17, (0,)), (40, (0, 3))]
 PLAIN = Sampling()
+# Fast enough to compile and to run: these tests do much of both.
+decode = jax.jit(
+  speculative.decode.__wrapped__,
+  static_argnums=0,
+  compiler_options={'xla_backend_optimization_level': 1},
+)
 
 
 def batch():
@@ -47,7 +54,7 @@ def speculate(draft, params, draft_params, sampling, vocab, lenience=1.0):
   """Samples of the toy model; fails where a count of guesses never stood."""
   model = toy_models.table_model(vocab)
   config = Speculation(model, draft, sampling, LIMITS, lenience)
-  result = speculative.decode(config, params, draft_params, *batch())
+  result = decode(config, params, draft_params, *batch())
   assert (np.asarray(result.histogram).sum(0) > 1000).all()
   return result
 
@@ -147,7 +154,7 @@ def test_law_with_drafts_of_one_kind(kind, low, high):
   model = toy_models.table_model(vocab)
   draft = ModelDraft(model, draft_sampling, gamma)
   config = Speculation(model, draft, sampling, LIMITS)
-  result = speculative.decode(config, params, draft_params, *batch())
+  result = decode(config, params, draft_params, *batch())
   assert low <= result.accepted.sum() / result.tested.sum() <= high
   assert_law(result, exact_law(params, sampling))
 

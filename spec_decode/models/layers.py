@@ -189,34 +189,34 @@ class RelativeBias(nn.Module):
 class Attention(nn.Module):
   """Multi-head attention over keys and values given as arrays.
 
-  Keys and values come from `keys_values` of the same module, so training,
-  cross-attention and cached decoding share one product.
+  Training, cross-attention and cached decoding share one product: project
+  with `queries`, `keys_values` or all at once, then call with the results.
+
+  Attributes:
+    config: the sizes.
+    weights_left: see `Dense`.
+    fused: one kernel projects queries, keys and values of the same
+      activations, as `transformer.decoding_layout` leaves self-attention.
   """
 
   config: T5Config
   weights_left: bool = False
+  fused: bool = False
 
   def setup(self):
     cfg = self.config
+    features, axes = cfg.num_heads * cfg.head_dim, ('embed', 'joined_kv')
     dense = functools.partial(
-      Dense,
-      cfg.num_heads * cfg.head_dim,
-      ('embed', 'joined_kv'),
-      dtype=cfg.dtype,
-      init='normal',
-      weights_left=self.weights_left,
+      Dense, dtype=cfg.dtype, init='normal', weights_left=self.weights_left
     )
-    # T5 folds the 1/sqrt(D) of the attention logits into this initializer.
-    self.query = dense(scale=cfg.head_dim)
-    self.key = dense()
-    self.value = dense()
-    self.out = Dense(
-      cfg.emb_dim,
-      ('joined_kv', 'embed'),
-      dtype=cfg.dtype,
-      init='normal',
-      weights_left=self.weights_left,
-    )
+    if self.fused:
+      self.query_key_value = dense(3 * features, axes)
+    else:
+      # T5 folds the 1/sqrt(D) of the attention logits into this initializer.
+      self.query = dense(features, axes, scale=cfg.head_dim)
+      self.key = dense(features, axes)
+      self.value = dense(features, axes)
+    self.out = dense(cfg.emb_dim, axes[::-1])
 
   def _split(self, x: Array) -> Array:
     """[B, W, H * D] -> [B * H, W, D]."""
@@ -226,32 +226,42 @@ class Attention(nn.Module):
     x = with_sharding_constraint(x, ('batch', 'length', 'heads', 'kv'))
     return x.swapaxes(1, 2).reshape(-1, width, cfg.head_dim)
 
+  def queries(self, x: Array) -> Array:
+    return self._split(self.query(x))
+
   def keys_values(self, x: Array) -> tuple[Array, Array]:
     return self._split(self.key(x)), self._split(self.value(x))
 
+  def queries_keys_values(self, x: Array) -> tuple[Array, Array, Array]:
+    if not self.fused:
+      return self.queries(x), *self.keys_values(x)
+    return tuple(map(self._split, jnp.split(self.query_key_value(x), 3, -1)))
+
   def __call__(
-    self, x: Array, keys: Array, values: Array, bias: Array, dropout=None
+    self, queries: Array, keys: Array, values: Array, bias: Array, dropout=None
   ) -> Array:
-    """x [B, W, E], keys and values [B * H, L, D], bias [B, H or 1, W, L]."""
+    """Attends: [B * H, W or L, D] each, bias [B, H or 1, W, L] -> [B, W, E]."""
     cfg = self.config
-    batch, width, _ = x.shape
-    query = self._split(self.query(x))
+    width = queries.shape[1]
     if cfg.float32_attention_logits:
-      query, keys = query.astype(jnp.float32), keys.astype(jnp.float32)
-    logits = jnp.einsum('nqd,nkd->nqk', query, keys)
-    logits = logits.reshape(batch, cfg.num_heads, width, -1)
+      queries, keys = queries.astype(jnp.float32), keys.astype(jnp.float32)
+    logits = jnp.einsum('nqd,nkd->nqk', queries, keys)
+    logits = logits.reshape(-1, cfg.num_heads, *logits.shape[1:])
     weights = jax.nn.softmax(logits + bias.astype(logits.dtype))
     weights = weights.astype(cfg.dtype)
     if dropout is not None:
       weights = dropout(weights)
-    weights = weights.reshape(batch * cfg.num_heads, width, -1)
+    weights = weights.reshape(-1, *weights.shape[2:])
     y = jnp.einsum('nqk,nkd->nqd', weights, values)
-    y = y.reshape(batch, cfg.num_heads, width, cfg.head_dim).swapaxes(1, 2)
-    return self.out(y.reshape(batch, width, -1))
+    y = y.reshape(-1, cfg.num_heads, width, cfg.head_dim).swapaxes(1, 2)
+    return self.out(y.reshape(y.shape[0], width, -1))
 
 
 class Mlp(nn.Module):
-  """T5's feed-forward block; more than one activation means gated."""
+  """T5's feed-forward block; more than one activation means gated.
+
+  With `weights_left` the input kernels are one, see `decoding_layout`.
+  """
 
   config: T5Config
   weights_left: bool = False
@@ -262,17 +272,26 @@ class Mlp(nn.Module):
     dense = functools.partial(
       Dense, dtype=cfg.dtype, weights_left=self.weights_left
     )
-    factors = []
-    for i, name in enumerate(cfg.mlp_activations):
-      suffix = '' if len(cfg.mlp_activations) == 1 else f'_{i}'
-      y = dense(cfg.mlp_dim, ('embed', 'mlp'), name='wi' + suffix)(x)
-      factors.append(y if name == 'linear' else getattr(nn, name)(y))
-    y = functools.reduce(jnp.multiply, factors)
+    count, axes = len(cfg.mlp_activations), ('embed', 'mlp')
+    if self.weights_left:
+      parts = jnp.split(
+        dense(count * cfg.mlp_dim, axes, name='wi')(x), count, -1
+      )
+    else:
+      names = ['wi'] if count == 1 else [f'wi_{i}' for i in range(count)]
+      parts = [dense(cfg.mlp_dim, axes, name=name)(x) for name in names]
+    y = functools.reduce(
+      jnp.multiply,
+      [
+        part if name == 'linear' else getattr(nn, name)(part)
+        for name, part in zip(cfg.mlp_activations, parts)
+      ],
+    )
     y = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))(
       y, deterministic=deterministic
     )
     y = with_sharding_constraint(y, ('batch', 'length', 'mlp'))
-    return dense(cfg.emb_dim, ('mlp', 'embed'), name='wo')(y)
+    return dense(cfg.emb_dim, axes[::-1], name='wo')(y)
 
 
 def write_rows(cache: Array, chunk: Array, position: Array) -> Array:

@@ -15,6 +15,7 @@ from typing import Any
 
 from flax import linen as nn
 from flax import struct
+from flax import traverse_util
 from flax.linen.partitioning import with_sharding_constraint
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,8 @@ class EncoderLayer(nn.Module):
     dropout = functools.partial(_dropout(cfg), deterministic=deterministic)
     y = LayerNorm(cfg.dtype, name='pre_attention_layer_norm')(x)
     attention = Attention(cfg, name='attention')
-    x = x + dropout(attention(y, *attention.keys_values(y), bias, dropout))
+    projected = attention.queries_keys_values(y)
+    x = x + dropout(attention(*projected, bias, dropout))
     y = LayerNorm(cfg.dtype, name='pre_mlp_layer_norm')(x)
     return x + dropout(Mlp(cfg, name='mlp')(y, deterministic))
 
@@ -79,7 +81,9 @@ class DecoderLayer(nn.Module):
   def setup(self):
     cfg = self.config
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(cfg, self.weights_left)
+    self.self_attention = Attention(
+      cfg, self.weights_left, fused=self.weights_left
+    )
     self.pre_cross_attention_layer_norm = LayerNorm(cfg.dtype)
     self.encoder_decoder_attention = Attention(cfg, self.weights_left)
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
@@ -108,16 +112,18 @@ class DecoderLayer(nn.Module):
     """
     drop = functools.partial(self.dropout, deterministic=deterministic)
     y = self.pre_self_attention_layer_norm(x)
-    keys_values = self.self_attention.keys_values(y)
+    queries, *keys_values = self.self_attention.queries_keys_values(y)
     if cached is not None:
       keys, values, position = cached
       keys_values = (
         write_rows(keys, keys_values[0], position),
         write_rows(values, keys_values[1], position),
       )
-    x = x + drop(self.self_attention(y, *keys_values, bias, drop))
+    x = x + drop(self.self_attention(queries, *keys_values, bias, drop))
     y = self.pre_cross_attention_layer_norm(x)
-    x = x + drop(self.encoder_decoder_attention(y, *cross, cross_bias, drop))
+    attention = self.encoder_decoder_attention
+    queries = attention.queries(y)
+    x = x + drop(attention(queries, *cross, cross_bias, drop))
     y = self.pre_mlp_layer_norm(x)
     return x + drop(self.mlp(y, deterministic)), keys_values
 
@@ -347,21 +353,35 @@ def initial_params(config: T5Config, seed: int) -> Any:
   return jax.jit(init)(jax.random.key(seed))['params']
 
 
-def decoding_layout(params: Any, dtype: Any = None) -> Any:
+def decoding_layout(params: Any) -> Any:
   """Parameters as `Transformer(config, weights_left=True)` takes them.
 
-  Transposes the decoder's kernels. Call it once, outside the decoding loop.
+  Transposes the decoder's kernels and joins those that read the same
+  activations: query, key and value of self-attention, and a gated block's two
+  input kernels. A small product costs a CPU more to hand to its threads than
+  to compute. Call it once, outside the decoding loop.
   """
 
-  def leaf(path, x):
-    names = [str(getattr(k, 'key', k)) for k in path]
-    if dtype is not None:
-      x = x.astype(dtype)
-    if names[0] == 'decoder' and names[-1] == 'kernel':
-      return x.T
-    return x
+  def joined(module, name, parts):
+    kernels = [module.pop(part)['kernel'] for part in parts]
+    module[name] = {'kernel': jnp.concatenate(kernels, axis=1)}
 
-  return jax.tree_util.tree_map_with_path(leaf, params)
+  def layer(old):
+    attention, mlp = dict(old['self_attention']), dict(old['mlp'])
+    joined(attention, 'query_key_value', ('query', 'key', 'value'))
+    joined(mlp, 'wi', sorted(name for name in mlp if name.startswith('wi')))
+    return old | {'self_attention': attention, 'mlp': mlp}
+
+  decoder = {
+    name: layer(value) if name.startswith('layers_') else value
+    for name, value in params['decoder'].items()
+  }
+  flat = traverse_util.flatten_dict(decoder)
+  flat = {
+    path: leaf.T if path[-1] == 'kernel' else leaf
+    for path, leaf in flat.items()
+  }
+  return params | {'decoder': traverse_util.unflatten_dict(flat)}
 
 
 @functools.cache
