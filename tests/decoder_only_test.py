@@ -15,6 +15,7 @@ from spec_decode import ModelDraft
 from spec_decode import Sampling
 from spec_decode import Speculation
 from spec_decode import autoregressive
+from spec_decode import generate
 from spec_decode import row_keys
 from spec_decode import speculative
 from spec_decode import train
@@ -23,7 +24,6 @@ from spec_decode.autoregressive import Limits
 from spec_decode.data import text
 from spec_decode.language_model import PARKED
 from spec_decode.measure import acceptance_rate
-from spec_decode.measure import walltime
 from spec_decode.models import checkpoints
 from spec_decode.models import transformer
 from spec_decode.models.decoder_only import DecoderOnlyConfig
@@ -82,8 +82,8 @@ def feed(model, params, cache, tokens, position):
 
 @pytest.mark.parametrize(
   'config, weights_left',
-  [(GPT, False), (LAMDA, False), (TIED, True), (LAMDA, True)],
-  ids=['gpt', 'lamda', 'tied, weights left', 'lamda, weights left'],
+  [(GPT, False), (TIED, True), (LAMDA, True)],
+  ids=['gpt', 'tied, weights left', 'lamda, weights left'],
 )
 def test_cached_chunks_equal_one_pass(config, weights_left):
   # Far enough for distances beyond 128, where the bias has one bucket.
@@ -162,8 +162,8 @@ def pair(config, sampling, gamma=3, eos_id=-1, noise=0.1):
   return Speculation(model, draft, sampling, limits), params, draft_params
 
 
-@pytest.mark.parametrize('config', [GPT, LAMDA], ids=['gpt', 'lamda'])
-def test_greedy_speculation_is_plain_decoding(config):
+def test_greedy_speculation_is_plain_decoding():
+  config = GPT.replace(num_decoder_layers=1)
   speculation, params, draft_params = pair(config, Sampling(0.0))
   keys = row_keys(0, np.arange(3))
   fast = speculative.decode(
@@ -186,7 +186,8 @@ def test_greedy_speculation_is_plain_decoding(config):
 
 
 def test_a_sample_depends_on_its_row_alone():
-  speculation, params, draft_params = pair(GPT, Sampling(1.0), eos_id=11)
+  config = GPT.replace(num_decoder_layers=1)
+  speculation, params, draft_params = pair(config, Sampling(1.0), eos_id=11)
   decode = functools.partial(
     speculative.decode, speculation, params, draft_params, INPUTS
   )
@@ -304,18 +305,19 @@ def test_prompts_of_the_other_kind_are_refused(tmp_path):
 def test_jobs_take_a_decoder_only_pair(tmp_path):
   job = lm_workload(tmp_path, temperature=0.0)
   rate = acceptance_rate.measure(job, str(tmp_path), num_tokens=8)
-  assert 0 <= rate['alpha'] <= 1
-  assert rate['speculative_run']['tokens_per_call'] >= 1
-  times = walltime.measure(
-    job, str(tmp_path), {'acceptance_rate': rate}, num_batches=1, repeats=1
-  )
-  assert times['differing_outputs'] == 0 and times['speedup'] > 0
+  assert 0 <= rate['alpha'] <= 1 and rate['tokens'] >= 8
+  summary = generate.generate(job, str(tmp_path), num_samples=1)
+  assert summary['examples'] == 3 and summary['differing_outputs'] == 0
+  lines = (tmp_path / 'predictions.jsonl').read_text().splitlines()
+  shown = [json.loads(line)['inputs'] for line in lines]
+  assert shown == [job.prompts.shown(i) for i in range(3)]
 
 
-def test_text_beyond_the_table_of_positions_is_refused(tmp_path):
-  long = lm_workload(tmp_path, max_new_tokens=60)
+def test_text_beyond_the_table_of_positions_is_refused():
+  model = lm_network().model
+  model.start({}, INPUTS, 48)
   with pytest.raises(ValueError, match='num_positions'):
-    long.decode_plain(next(long.batches()))
+    model.start({}, INPUTS, 49)
 
 
 def test_training_on_plain_text_learns(tmp_path):

@@ -90,7 +90,9 @@ class Layer(nn.Module):
   def setup(self):
     cfg = self.config
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(cfg, self.weights_left)
+    self.self_attention = Attention(
+      cfg, self.weights_left, fused=self.weights_left
+    )
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
     self.mlp = Mlp(cfg, self.weights_left)
     self.dropout = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))
@@ -110,12 +112,12 @@ class Layer(nn.Module):
     """
     drop = functools.partial(self.dropout, deterministic=deterministic)
     y = self.pre_self_attention_layer_norm(x)
-    keys, values = self.self_attention.keys_values(y)
+    queries, keys, values = self.self_attention.queries_keys_values(y)
     if cached is not None:
       old_keys, old_values, position = cached
       keys = write_rows(old_keys, keys, position)
       values = write_rows(old_values, values, position)
-    x = x + drop(self.self_attention(y, keys, values, bias, drop))
+    x = x + drop(self.self_attention(queries, keys, values, bias, drop))
     y = self.pre_mlp_layer_norm(x)
     return x + drop(self.mlp(y, deterministic)), (keys, values)
 
