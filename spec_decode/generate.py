@@ -102,7 +102,7 @@ def _lines(workload: Workload, batch, result, first: int) -> Iterator[dict]:
     ids = result.tokens[i, :length].tolist()
     yield {
       'id': example.id,
-      'inputs': example.inputs,
+      'inputs': workload.prompts.shown(first + i),
       'prediction': workload.prompts.tokenizer.decode(ids),
       'targets': example.targets,
       'tokens': ids,
@@ -140,7 +140,11 @@ def blocks(workload: Workload, batch: text.Batch, row: int) -> Iterator[list]:
   """For one row, per block a list of (what happened, token id)."""
   config = workload.speculation()
   for block, _ in speculative.stream(
-    config, *workload.params, batch.inputs, workload.keys(batch)
+    config,
+    *workload.params,
+    batch.inputs,
+    workload.keys(batch),
+    batch.prompt,
   ):
     count, accepted = int(block.count[row]), int(block.accepted[row])
     if not count:
@@ -171,8 +175,9 @@ def _write_samples(workload: Workload, path: pathlib.Path, number: int) -> None:
         path.write_text('\n'.join(marked) + '\n', encoding='utf-8')
         return
       example = workload.prompts.examples[shown]
-      console.print(f'\n{example.id}: {example.inputs}', style='dim')
-      marked += [f'{example.id}: {example.inputs}']
+      title = f'{example.id}: {workload.prompts.shown(shown)}'
+      console.print(f'\n{title}', style='dim')
+      marked += [title]
       for parts in blocks(workload, batch, row):
         line, plain = Text('  '), '  '
         for kind, token in parts:

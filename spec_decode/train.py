@@ -97,14 +97,14 @@ def make_step(
   teacher_config: transformer.T5Config | None = None,
 ):
   """The jitted optimizer step; parameters of both networks are arguments."""
-  module = transformer.Transformer(config)
+  module = transformer.network(config)
 
   def step(params, state, teacher_params, batch, dropout_key):
     inputs, targets = batch['inputs'], batch['targets']
     previous, weights = shift_right(targets), targets > 0
     soft = None
     if teacher_config is not None:
-      soft = transformer.Transformer(teacher_config).apply(
+      soft = transformer.network(teacher_config).apply(
         {'params': teacher_params}, inputs, previous, enable_dropout=False
       )
 

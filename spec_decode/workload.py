@@ -39,11 +39,11 @@ class DraftSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-  """A T5 and where its weights are.
+  """A network and where its weights are.
 
   Attributes:
     name: for tables.
-    config: the sizes.
+    config: the sizes; `transformer.network` knows the module of its kind.
     checkpoint: path in any layout that `checkpoints.load` reads; paths that
       start with "assets/" are those of this package. None for random weights.
     vocab_size: number of real ids; 0 for all that the config has.
@@ -195,7 +195,7 @@ class Workload:
     """One batch with speculation: `speculative.Result`."""
     config = config or self.speculation()
     return speculative.decode(
-      config, *self.params, batch.inputs, self.keys(batch)
+      config, *self.params, batch.inputs, self.keys(batch), batch.prompt
     )
 
   def decode_plain(self, batch: text.Batch):
@@ -208,6 +208,7 @@ class Workload:
       params,
       batch.inputs,
       self.keys(batch),
+      batch.prompt,
     )
 
   def batches(self) -> Iterator[text.Batch]:
@@ -222,6 +223,13 @@ class Workload:
       return list(dict.fromkeys([*found, str(error)]))
     for network in (self.target, self.draft):
       found += network.problems(vocabulary)
+    encodes = self.target.config.num_encoder_layers > 0
+    if encodes == bool(self.prompts.continued):
+      found.append(
+        f'Expected prompts that {self.target.name} reads, got ones for'
+        f' {"the decoder alone" if encodes else "an encoder"}. Set'
+        f' text.Prompts.continued = {None if encodes else "targets"!r}.'
+      )
     for build in (lambda: self.limits, lambda: self.sampling):
       try:
         build()

@@ -19,6 +19,7 @@ LAYERS = [
   [
     'models.layers',
     'models.transformer',
+    'models.decoder_only',
     'models.ngram',
     'models.checkpoints',
     'drafts',

@@ -112,6 +112,20 @@ def read(path: str, targets: str = 'targets') -> list[Example]:
   return examples
 
 
+def plain(path: str, field: str = 'inputs', prefix: str = '') -> list[Example]:
+  """Texts for networks without inputs: a field as the targets of examples.
+
+  Args:
+    path: as `read`.
+    field: the JSON field that holds the text.
+    prefix: what is removed from the start of each, such as the task's name.
+  """
+  return [
+    Example(example.id, '', example.targets.removeprefix(prefix))
+    for example in read(path, field)
+  ]
+
+
 def _parse(line: str, path: pathlib.Path, number: int, targets: str) -> Example:
   where = f'{path}, line {number + 1}'
   if path.suffix == '.tsv':
@@ -151,6 +165,8 @@ class Batch:
   inputs: np.ndarray  # int32 [B, I], EOS included, zeros after
   ids: np.ndarray  # uint32 [B], of the examples, for `randomness.row_keys`
   count: int
+  # (tokens [B, P], lengths [B]) that the decoder goes on from; None: one id 0
+  prompt: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +182,10 @@ class Prompts:
     num_examples: how many, from the start; None for all.
     truncate: cut longer inputs instead of refusing them.
     extra_ids: sentinel ids that the vocabulary has beyond its pieces.
+    continued: for networks without an encoder the field of an example,
+      'inputs' or 'targets', whose tokens the decoder goes on from: its first
+      `input_length`, without an EOS; with 0 and `truncate` the generation is
+      unconditional. None where an encoder reads the inputs.
   """
 
   task: str
@@ -175,6 +195,7 @@ class Prompts:
   num_examples: int | None = None
   truncate: bool = False
   extra_ids: int = 0
+  continued: str | None = None
 
   @functools.cached_property
   def tokenizer(self) -> Vocabulary:
@@ -188,11 +209,24 @@ class Prompts:
 
   @functools.cached_property
   def _rows(self) -> list[list[int]]:
-    texts = [example.inputs for example in self.examples]
-    return [row + [Vocabulary.eos_id] for row in self.tokenizer.encode(texts)]
+    field = self.continued or 'inputs'
+    texts = [getattr(example, field) for example in self.examples]
+    end = [] if self.continued else [Vocabulary.eos_id]
+    return [row + end for row in self.tokenizer.encode(texts)]
+
+  def shown(self, index: int) -> str:
+    """What an output of example `index` follows, for people."""
+    if self.continued:
+      return self.tokenizer.decode(self._rows[index][: self.input_length])
+    return self.examples[index].inputs
 
   def problems(self) -> list[str]:
     """What keeps these prompts from being used, each with its remedy."""
+    if self.continued not in (None, 'inputs', 'targets'):
+      return [
+        "Expected continued to be 'inputs', 'targets' or None, got"
+        f' {self.continued!r}.'
+      ]
     try:
       rows = self._rows
     except (FileNotFoundError, ValueError) as error:
@@ -207,7 +241,7 @@ class Prompts:
         f' the longest has {worst}). Raise input_length or set truncate=True.'
       )
     empty = [e.id for e in self.examples if not e.inputs.strip()]
-    if empty:
+    if empty and not self.continued:
       found.append(
         f'Expected every input to have text, got {len(empty)} without (the'
         f' first is {empty[0]!r}). Remove them from the source.'
@@ -216,16 +250,22 @@ class Prompts:
 
   def batches(self, size: int) -> Iterator[Batch]:
     """All prompts in order, in batches of `size` rows."""
-    inputs = pad(self._rows, self.input_length)
-    # A cut input still ends as the model expects inputs to end.
-    full = inputs[:, -1] != 0
-    inputs[full, -1] = Vocabulary.eos_id
+    inputs, prompt = pad(self._rows, self.input_length), None
+    if self.continued:
+      lengths = [1 + min(len(row), self.input_length) for row in self._rows]
+      prompt = np.pad(inputs, ((0, 0), (1, 0))), np.array(lengths, np.int32)
+      inputs = np.zeros((len(lengths), 1), np.int32)  # nothing to encode
+    else:
+      # A cut input still ends as the model expects inputs to end.
+      full = inputs[:, -1] != 0
+      inputs[full, -1] = Vocabulary.eos_id
     ids = np.array([example_key(e.id) for e in self.examples], np.uint32)
     for start in range(0, len(ids), size):
       rows = np.arange(start, start + size)
       count = int(np.sum(rows < len(ids)))
       rows = np.minimum(rows, len(ids) - 1)
-      yield Batch(inputs[rows], ids[rows], count)
+      taken = prompt and tuple(x[rows] for x in prompt)
+      yield Batch(inputs[rows], ids[rows], count, taken)
 
 
 def example_key(example_id: str) -> int:
@@ -239,12 +279,13 @@ class Source:
   """Training pairs of one file.
 
   Attributes:
-    path: .jsonl or .tsv.
+    path: .jsonl or .tsv; or a function that gives examples, such as `plain`
+      bound to a path.
     weight: how often an epoch contains the file; 0.5 for half of it.
     targets: as in `read`.
   """
 
-  path: str
+  path: str | Callable[[], Sequence[Example]]
   weight: float = 1.0
   targets: str = 'targets'
 
@@ -277,7 +318,8 @@ class BucketedBatches:
     eos = [self.vocabulary.eos_id]
     parts = []
     for source in self.sources:
-      examples = read(source.path, source.targets)
+      path = source.path
+      examples = path() if callable(path) else read(path, source.targets)
       inputs = self.vocabulary.encode([e.inputs for e in examples])
       targets = self.vocabulary.encode([e.targets for e in examples])
       pairs = [(x + eos, y + eos) for x, y in zip(inputs, targets)]

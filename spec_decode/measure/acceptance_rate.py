@@ -51,35 +51,40 @@ class Ratio:
     return cls(float(value), float(np.sqrt(spread) / total), float(total))
 
 
-def model_log_weights(model, sampling, params, inputs, tokens):
-  """Teacher-forced log-weights [B, W, V] at tokens [B, W], in one call."""
-  previous = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
-  cache = model.start(params, inputs, tokens.shape[1])
-  position = jnp.zeros((tokens.shape[0],), jnp.int32)
-  hidden, _ = model.extend(params, cache, previous, position)
+def model_logits(model, params, inputs, tokens, prompt=None):
+  """Teacher-forced logits [B, W, V] at tokens [B, W], in one call.
+
+  `prompt` is (tokens [B, P], lengths [B]) that they follow; default one id 0.
+  """
+  prompt, length = prompt or autoregressive.default_prompt(inputs)
+  capacity = prompt.shape[1] + tokens.shape[1]
+  cache = autoregressive.prefill(model, params, inputs, prompt, capacity)
+  last = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)
+  previous = jnp.concatenate([last, tokens[:, :-1]], axis=1)
+  hidden, _ = model.extend(params, cache, previous, length - 1)
   return model.logits(params, hidden)
 
 
-def draft_distributions(draft, params, inputs, tokens, size):
+def draft_distributions(draft, params, inputs, tokens, size, prompt=None):
   """q [B, W, V] of any draft before each of tokens [B, W].
 
   A model needs one pass. Other drafts are asked for one guess per position.
   """
   if isinstance(draft, ModelDraft):
-    logits = model_log_weights(draft.model, None, params, inputs, tokens)
+    logits = model_logits(draft.model, params, inputs, tokens, prompt)
     sampling = dataclasses.replace(draft.sampling, vocab_size=size)
     return sampling_lib.distribution(logits, sampling)
   one = dataclasses.replace(draft, gamma=1)
+  prompt, start = prompt or autoregressive.default_prompt(inputs)
   rows, width = tokens.shape
-  prompt = jnp.zeros((rows, 1), jnp.int32)
-  buffer = jnp.pad(tokens, ((0, 0), (1, 2)))
+  index = start[:, None] + jnp.arange(width)
+  buffer = jnp.pad(prompt, ((0, 0), (0, width + 2)))
+  buffer = buffer.at[jnp.arange(rows)[:, None], index].set(tokens)
   # Which guess is drawn does not matter for q.
   keys = randomness.row_keys(0, jnp.arange(rows))
 
   def guess(cache, length):
-    proposal = one.propose(
-      params, cache, buffer, jnp.full((rows,), length), keys, None, size
-    )
+    proposal = one.propose(params, cache, buffer, length, keys, None, size)
     q = proposal.q
     if q is None:
       q = jax.nn.one_hot(proposal.tokens, size)
@@ -87,7 +92,7 @@ def draft_distributions(draft, params, inputs, tokens, size):
     return proposal.cache, q[:, 0] * (proposal.count > 0)[:, None]
 
   cache = one.start(params, inputs, prompt, buffer.shape[1])
-  _, q = lax.scan(guess, cache, jnp.arange(1, width + 1))
+  _, q = lax.scan(guess, cache, index.T)
   return jnp.moveaxis(q, 0, 1)
 
 
@@ -99,13 +104,17 @@ def betas(
   draft_params: Any,
   inputs: Any,
   tokens: jax.Array,
+  prompt: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-  """beta at every position of tokens [B, W], for each l: [len(l), B, W]."""
-  logits = model_log_weights(
-    config.target, config.sampling, params, inputs, tokens
-  )
+  """beta at every position of tokens [B, W], for each l: [len(l), B, W].
+
+  Tokens follow `prompt`, as (tokens [B, P], lengths [B]); default one id 0.
+  """
+  logits = model_logits(config.target, params, inputs, tokens, prompt)
   size = config.sampling.vocab_size or logits.shape[-1]
-  q = draft_distributions(config.draft, draft_params, inputs, tokens, size)
+  q = draft_distributions(
+    config.draft, draft_params, inputs, tokens, size, prompt
+  )
   return jnp.stack(
     [
       acceptance.acceptance_probability(
@@ -141,8 +150,11 @@ def measure(
   with tqdm.tqdm(total=num_tokens, desc='alpha', unit='token') as bar:
     for batch, tokens, length in target_texts(workload):
       beta = np.asarray(
-        betas(config, tuple(lenience), *workload.params, batch.inputs, tokens)
-      )
+        betas(
+          config, tuple(lenience), *workload.params, batch.inputs, tokens,
+          batch.prompt,
+        )
+      )  # fmt: skip
       real = np.arange(tokens.shape[1]) < length[:, None]
       sums.extend((beta * real).sum(-1).T[: batch.count])
       counts.extend(length[: batch.count])

@@ -62,10 +62,10 @@ def measure(
         'plain': functools.partial(workload.decode_plain, batch),
         'fast': functools.partial(workload.decode, batch, config),
         'start': functools.partial(
-          start, params, draft_params, batch.inputs, keys
+          start, params, draft_params, batch.inputs, keys, batch.prompt
         ),
         'start_plain': functools.partial(
-          start_plain, plain_params, batch.inputs, keys
+          start_plain, plain_params, batch.inputs, keys, batch.prompt
         ),
       },
       repeats,
@@ -98,13 +98,13 @@ def measure(
 def _starts(config: Speculation, plain_model: LanguageModel):
   """What both loops do before their first token, compiled."""
 
-  def start(params, draft_params, inputs, keys):
-    state = speculative.init(config, params, draft_params, inputs, keys)
+  def start(params, draft_params, inputs, keys, prompt):
+    state = speculative.init(config, params, draft_params, inputs, keys, prompt)
     return state.target_cache, state.draft_cache
 
-  def start_plain(params, inputs, keys):
+  def start_plain(params, inputs, keys, prompt):
     state = autoregressive.init(
-      plain_model, config.limits, params, inputs, keys
+      plain_model, config.limits, params, inputs, keys, prompt
     )
     return state.cache
 

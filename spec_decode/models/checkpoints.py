@@ -78,7 +78,7 @@ _HF_FIXED = {
 def expected_shapes(config: transformer.T5Config) -> dict[str, tuple[int, ...]]:
   """Name -> shape of every parameter `config` implies; allocates nothing."""
   tokens = jnp.zeros((1, 1), jnp.int32)
-  net = transformer.Transformer(config)
+  net = transformer.network(config)
   init = functools.partial(net.init, enable_dropout=False)
   tree = jax.eval_shape(init, jax.random.key(0), tokens, tokens)['params']
   flat = traverse_util.flatten_dict(tree, sep='/')
@@ -86,7 +86,7 @@ def expected_shapes(config: transformer.T5Config) -> dict[str, tuple[int, ...]]:
 
 
 def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
-  """Reads the parameters of one T5, whatever wrote them.
+  """Reads the parameters of one network, whatever wrote them.
 
   Args:
     path: a file or directory in one of the layouts of `_FORMATS`.
@@ -94,7 +94,7 @@ def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
     dtype: of the result; float32 when None.
 
   Returns:
-    The nested dict of arrays that `Transformer(config)` takes as `params`.
+    The nested dict of arrays that `network(config)` takes as `params`.
 
   Raises:
     FileNotFoundError: nothing is there.

@@ -28,6 +28,7 @@ from spec_decode.models.layers import LayerNorm
 from spec_decode.models.layers import Mlp
 from spec_decode.models.layers import RelativeBias
 from spec_decode.models.layers import T5Config
+from spec_decode.models.layers import layout_flags
 from spec_decode.models.layers import write_rows
 
 Array = jax.Array
@@ -81,14 +82,13 @@ class DecoderLayer(nn.Module):
   layout: str = 'checkpoint'
 
   def setup(self):
-    cfg, kwargs = self.config, _layout_flags(self.layout)
-    left = kwargs['weights_left']
+    cfg, (left, fused) = self.config, layout_flags(self.layout)
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(cfg, **kwargs)
+    self.self_attention = Attention(cfg, left, fused)
     self.pre_cross_attention_layer_norm = LayerNorm(cfg.dtype)
     self.encoder_decoder_attention = Attention(cfg, left)
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
-    self.mlp = Mlp(cfg, **kwargs)
+    self.mlp = Mlp(cfg, left, fused)
     self.dropout = _dropout(cfg)
 
   def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
@@ -169,7 +169,7 @@ class Decoder(nn.Module):
       self.logits_dense = Dense(
         cfg.vocab_size,
         ('embed', 'vocab'),
-        weights_left=_layout_flags(self.layout)['weights_left'],
+        weights_left=layout_flags(self.layout)[0],
       )
 
   def cross_keys_values(self, encoded: Array):
@@ -335,20 +335,23 @@ def _bias(mask: Array) -> Array:
   return jnp.where(mask, 0.0, _MASKED).astype(jnp.float32)
 
 
+@functools.singledispatch
+def network(config: Any, layout: str = 'checkpoint') -> nn.Module:
+  """The module of a configuration; other kinds register theirs.
+
+  It has the methods of `Transformer`: called with (inputs, tokens) for
+  teacher-forced logits, and `start`, `extend` and `logits`.
+  """
+  return Transformer(config, layout)
+
+
 def initial_params(config: T5Config, seed: int) -> Any:
   """Fresh parameters, the values that T5X draws from the same key."""
   tokens = jnp.ones((1, 2), jnp.int32)
-  init = lambda key: Transformer(config).init(
+  init = lambda key: network(config).init(
     key, tokens, tokens, enable_dropout=False
   )
   return jax.jit(init)(jax.random.key(seed))['params']
-
-
-def _layout_flags(layout: str) -> dict[str, bool]:
-  return {
-    'fused': layout != 'checkpoint',
-    'weights_left': layout == 'weights_left',
-  }
 
 
 def to_layout(params: Any, layout: str) -> Any:
@@ -396,7 +399,7 @@ def to_layout(params: Any, layout: str) -> Any:
 def language_model(
   config: T5Config, vocab_size: int | None = None, layout: str = 'checkpoint'
 ) -> LanguageModel:
-  """A T5 as the decoding loops want it; inputs are token ids [B, I].
+  """A network as the decoding loops want it; inputs are token ids [B, I].
 
   The same arguments give the same object, so nothing compiles twice.
 
@@ -406,7 +409,7 @@ def language_model(
     layout: of the parameters that the functions take; `prepare` brings a
       checkpoint's into it. See `to_layout`.
   """
-  module = Transformer(config, layout)
+  module = network(config, layout)
   call = lambda method: (
     lambda params, *args: module.apply({'params': params}, *args, method=method)
   )
