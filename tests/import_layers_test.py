@@ -20,6 +20,7 @@ LAYERS = [
     'models.layers',
     'models.transformer',
     'models.ngram',
+    'models.hugging_face',
     'models.checkpoints',
     'drafts',
     'copy_draft',
