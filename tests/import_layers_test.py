@@ -25,12 +25,23 @@ LAYERS = [
     'drafts',
     'copy_draft',
   ],
-  ['data.text', 'data.tasks', 'data.prompts', 'models.t5x_model'],
+  [
+    'data.text',
+    'data.tasks',
+    'data.prompts',
+    'models.t5x_checkpoints',
+    'models.t5x_model',
+  ],
   ['workload', 'records', 'train', 'measure', 'generate', 'experiment'],
   ['run'],
 ]
 # Outside packages -> who may import them.
-EDGES = ('data.tasks', 'data.prompts', 'models.t5x_model')
+EDGES = (
+  'data.tasks',
+  'data.prompts',
+  'models.t5x_checkpoints',
+  'models.t5x_model',
+)
 RESTRICTED = {
   **dict.fromkeys(
     ('tensorflow', 'tensorflow_datasets', 'seqio', 't5', 't5x'), EDGES
