@@ -525,7 +525,7 @@ def test_bucket_paths_reach_tensorstore(monkeypatch):
     raise ConnectionError
 
   monkeypatch.setattr(checkpoints.ts, 'open', fake_open)
-  path = checkpoints._absolute('gs://bucket/run/checkpoint_1')
+  path = checkpoints.absolute('gs://bucket/run/checkpoint_1')
   with pytest.raises(ConnectionError):
     checkpoints._zarr(path / 'target.decoder.decoder_norm.scale', open=True)
   assert asked[0]['kvstore'] == {

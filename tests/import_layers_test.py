@@ -31,8 +31,17 @@ LAYERS = [
     'data.prompts',
     'models.t5x_checkpoints',
     'models.t5x_model',
+    'models.t5x_stock',
   ],
-  ['workload', 'records', 'train', 'measure', 'generate', 'experiment'],
+  [
+    'workload',
+    'records',
+    'train',
+    'measure',
+    'generate',
+    'convert',
+    'experiment',
+  ],
   ['run'],
 ]
 # Outside packages -> who may import them.
@@ -41,6 +50,7 @@ EDGES = (
   'data.prompts',
   'models.t5x_checkpoints',
   'models.t5x_model',
+  'models.t5x_stock',
 )
 RESTRICTED = {
   **dict.fromkeys(

@@ -70,7 +70,7 @@ def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
     ValueError: the layout is unknown, a file is damaged, or the tree is not
       that of `config`: every missing, unexpected and mis-shaped name is named.
   """
-  path = _absolute(path)
+  path = absolute(path)
   read, place = _layout(path)
   arrays, expected = read(place), expected_shapes(config)
   if 'shared.weight' in arrays:
@@ -82,7 +82,7 @@ def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
   return traverse_util.unflatten_dict(params, sep='/')
 
 
-def _absolute(path: Path) -> epath.Path:
+def absolute(path: Path) -> epath.Path:
   """What Orbax and TensorStore want; epath would take gs:// for a folder."""
   path = epath.Path(path).expanduser()
   return path if '://' in os.fspath(path) else path.resolve()
@@ -99,7 +99,7 @@ def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
     FileNotFoundError: nothing is there.
     ValueError: it is not T5X's, or a name or shape differs; as `load`.
   """
-  path = _absolute(path)
+  path = absolute(path)
   read, place = _layout(path)
   shapes = {_read_legacy: _legacy_shapes, _read_orbax: _orbax_shapes}.get(read)
   if shapes is None:
@@ -317,7 +317,7 @@ def save(
     FileExistsError: a file is there and `overwrite` is False.
     ValueError: another dtype, or another suffix.
   """
-  path = _absolute(path)
+  path = absolute(path)
   if path.suffix != '.safetensors':
     raise ValueError(f'{path}: expected a name that ends in .safetensors.')
   if path.exists() and not overwrite:
@@ -333,12 +333,12 @@ def save(
 
 def load_metadata(path: Path) -> dict[str, Any]:
   """What was given to `save`; {} for a safetensors file of someone else."""
-  file = _open_safetensors(_absolute(path))
+  file = _open_safetensors(absolute(path))
   return json.loads((file.metadata() or {}).get('spec_decode', '{}'))
 
 
 def _t5x_folder(directory: Path, step: int) -> epath.Path:
-  path = _absolute(directory) / f'checkpoint_{step}'
+  path = absolute(directory) / f'checkpoint_{step}'
   if path.exists():
     raise FileExistsError(f'{path} exists. Remove it or take another step.')
   return path

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two checkpoints into the one train state of a T5X model with a draft."""
 
+import os
 from typing import Any
 
 from flax import traverse_util
@@ -43,7 +44,7 @@ class SpeculativeCheckpointManager:
     del directory, kwargs
     self._state = train_state
     self._partitioner = partitioner
-    self._draft_path = draft_path
+    self.draft_path = os.fspath(checkpoints.absolute(draft_path))
     self._restore_dtype = restore_dtype
 
   def restore(
@@ -69,22 +70,24 @@ class SpeculativeCheckpointManager:
         ' state_transformation_fns: both checkpoints must hold the parameters'
         ' of their networks.'
       )
-    tables = self._draft_path.endswith('.safetensors')
+    tables = self.draft_path.endswith('.safetensors')
     shapes = lambda half: {
       name: x.shape
       for name, x in traverse_util.flatten_dict(
         unfreeze(self._state.params[half]), sep='/'
       ).items()
     }
+    # Orbax takes no path that depends on the working directory.
+    path = os.fspath(checkpoints.absolute(path))
     checkpoints.check_t5x(path, shapes('target'))
     if not tables:
-      checkpoints.check_t5x(self._draft_path, shapes('draft'))
+      checkpoints.check_t5x(self.draft_path, shapes('draft'))
     target = self._restore_half('target', path)
     if tables:
       everywhere = NamedSharding(self._partitioner.mesh, PartitionSpec())
-      draft = jax.device_put(ngram.load(self._draft_path), everywhere)
+      draft = jax.device_put(ngram.load(self.draft_path), everywhere)
     else:
-      draft = self._restore_half('draft', self._draft_path).params
+      draft = self._restore_half('draft', self.draft_path).params
     return self._state.replace(
       step=target.step,
       params=freeze({'target': target.params, 'draft': draft}),

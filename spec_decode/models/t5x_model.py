@@ -155,7 +155,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     super().__init__(
       module, input_vocabulary, output_vocabulary, optimizer_def, **kwargs
     )
-    self._draft = draft
+    self.draft = draft
     self._seed = seed
     self._prompt_with_targets = prompt_with_targets
     size = output_vocabulary.vocab_size
@@ -167,7 +167,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
       forbidden=(0,) if mask else (),
     )
     self._check(module, draft, output_vocabulary)
-    self._speculation = Speculation(
+    self.speculation = Speculation(
       transformer.language_model(module.config, size, weights_left),
       draft.as_draft(gamma, draft_sampling or sampling, size),
       sampling,
@@ -205,7 +205,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     """The variables of both, each collection as {'target', 'draft'}."""
     arguments = rng, input_shapes, input_types
     target = super().get_initial_variables(*arguments)
-    draft = self._draft.initial_variables(*arguments)
+    draft = self.draft.initial_variables(*arguments)
     return freeze(
       {
         collection: {'target': target[collection], 'draft': draft[collection]}
@@ -286,9 +286,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
       jnp.arange(inputs.shape[0]) % count,
     )
     length, prompt = targets.shape[1], None
-    limits = self._speculation.limits
+    limits = self.speculation.limits
     limits = dataclasses.replace(limits, max_new_tokens=length)
-    config = dataclasses.replace(self._speculation, limits=limits)
+    config = dataclasses.replace(self.speculation, limits=limits)
     if prompted:
       # As T5X: up to the first padding, the EOS not counted.
       real = (targets[:, 1:] != 0) & (targets[:, 1:] != limits.eos_id)
