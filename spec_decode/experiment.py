@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import difflib
 import functools
+import importlib.util
 import os
 import pathlib
 from typing import Any
@@ -172,6 +173,13 @@ def parse(
       if isinstance(error, SyntaxError):
         hint = ' Text needs quotes of its own: --gin.NAME="\'text\'".'
       raise ConfigError(f'In {place}: {error}{hint}') from error
+
+
+def t5x_search_paths() -> list[str]:
+  """Where the names of T5X's own gin files begin, if it is installed."""
+  package = importlib.util.find_spec('t5x')
+  folders = package.submodule_search_locations if package else []
+  return [os.path.dirname(folder) for folder in folders]
 
 
 def unreachable_bindings(root: Callable) -> list[str]:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys that belong to rows, so that batching cannot change a sample.
 
-A row's key comes from (seed, example id). Each block of a row folds in where
-it starts and which block of the row it is, then the level of the model that
-draws (0 for the model itself, 1 for its draft, ...) and the role of the draw.
-No key is used for two roles: that would bias the output.
+A row's key comes from (seed, example id), or from a hash of its inputs where
+examples have no ids. Each block of a row folds in where it starts and which
+block of the row it is, then the level of the model that draws (0 for the model
+itself, 1 for its draft, ...) and the role of the draw. No key is used for two
+roles: that would bias the output.
 """
 
 import jax
@@ -23,6 +24,23 @@ def row_keys(seed: int, example_ids: Array) -> Array:
   """One key per row from a seed and uint32 example ids [B]."""
   fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
   return fold(jax.random.key(seed), jnp.asarray(example_ids, jnp.uint32))
+
+
+def hash_ids(tokens: Array) -> Array:
+  """A uint32 of each row of token ids [B, I], for rows without another name.
+
+  Id 0 is padding: however long a row is padded, its hash is the same.
+  """
+
+  def mix(x):  # the finalizer of MurmurHash3
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+  place = mix(jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.uint32))
+  terms = mix(tokens.astype(jnp.uint32) + place)
+  terms = jnp.where(tokens == 0, jnp.uint32(0), terms)
+  return mix(jnp.sum(terms, axis=1, dtype=jnp.uint32))
 
 
 def block_keys(keys: Array, position: Array, iteration: Array) -> Array:

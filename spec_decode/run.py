@@ -2,15 +2,20 @@
 """python -m spec_decode.run --gin_file=configs/runs/quickstart.gin
 
 Flags as T5X has them: --gin_file (may be repeated), --gin_search_paths, and
---gin.NAME=value for single bindings.
+--gin.NAME=value for single bindings. Gin files for `t5x.infer` and `t5x.eval`
+run here as they do there. Of several processes each is given --distributed,
+and outside TPU pods and Slurm where to meet.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
+import importlib
 import sys
 
 from absl import app
 from absl import flags
 import gin
+import jax
 
 from spec_decode import experiment
 
@@ -21,6 +26,30 @@ _PATHS = flags.DEFINE_list(
 _BINDINGS = flags.DEFINE_multi_string(
   'gin_bindings', [], 'Single bindings; --gin.NAME=value is short for this.'
 )
+_DISTRIBUTED = flags.DEFINE_bool(
+  'distributed', False, 'Work together with other processes.'
+)
+_COORDINATOR = flags.DEFINE_string(
+  'coordinator_address', None, 'host:port of process 0; None finds out.'
+)
+_COUNT = flags.DEFINE_integer(
+  'process_count', None, 'Number of processes; None finds out.'
+)
+_INDEX = flags.DEFINE_integer(
+  'process_index', None, 'Number of this process; None finds out.'
+)
+# T5X's gin files take these from `__main__`, which is this module.
+_T5X = {'infer': 't5x.infer', 'evaluate': 't5x.eval'}
+_called: list[Callable] = []
+
+
+def __getattr__(name: str) -> Callable:
+  """T5X's entry points, imported when a gin file speaks of them."""
+  if name not in _T5X:
+    raise AttributeError(name)
+  entry = getattr(importlib.import_module(_T5X[name]), name)
+  _called.append(entry)
+  return entry
 
 
 def _expand(argv: Sequence[str]) -> list[str]:
@@ -40,8 +69,11 @@ def main(argv: Sequence[str]) -> None:
       raise experiment.ConfigError(
         'Expected --gin_file=..., got none. configs/runs has examples.'
       )
-    experiment.parse(_FILES.value, _BINDINGS.value, _PATHS.value)
-    gin.get_configurable(experiment.run)()
+    if _DISTRIBUTED.value:
+      jax.distributed.initialize(_COORDINATOR.value, _COUNT.value, _INDEX.value)
+    paths = [*_PATHS.value, *experiment.t5x_search_paths()]
+    experiment.parse(_FILES.value, _BINDINGS.value, paths)
+    gin.get_configurable((_called or [experiment.run])[0])()
   except experiment.ConfigError as error:
     print(f'Refused: {error}', file=sys.stderr)
     sys.exit(2)

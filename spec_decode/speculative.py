@@ -273,6 +273,17 @@ def _count(config, state: State, block: Block, running, logits, q) -> State:
   )
 
 
+def finish(
+  config: Speculation, params: Any, draft_params: Any, state: State
+) -> State:
+  """Steps until every row has ended."""
+  return lax.while_loop(
+    lambda state: jnp.any(state.sequences.running),
+    lambda state: step(config, params, draft_params, state)[0],
+    state,
+  )
+
+
 def result(config: Speculation, state: State) -> Result:
   """What a finished state says."""
   offset = jnp.arange(config.draft.gamma + 1)
@@ -310,12 +321,8 @@ def decode(
     keys: from `randomness.row_keys`.
     prompt: (tokens [B, P], lengths [B]) to go on from; default one id 0.
   """
-  state = lax.while_loop(
-    lambda state: jnp.any(state.sequences.running),
-    lambda state: step(config, params, draft_params, state)[0],
-    init(config, params, draft_params, inputs, keys, prompt),
-  )
-  return result(config, state)
+  state = init(config, params, draft_params, inputs, keys, prompt)
+  return result(config, finish(config, params, draft_params, state))
 
 
 _jitted_init = jax.jit(init, static_argnums=0)

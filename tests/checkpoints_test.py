@@ -16,6 +16,7 @@ import pytest
 import safetensors.numpy
 
 from spec_decode.models import checkpoints
+from spec_decode.models import hugging_face
 from spec_decode.models import transformer
 
 # No two sizes are equal, so that a transposed array cannot pass.
@@ -390,13 +391,13 @@ HF_SIZES = {
 )
 def test_hf_config(tmp_path, fields, config):
   (tmp_path / 'config.json').write_text(json.dumps({**HF_SIZES, **fields}))
-  assert checkpoints.hf_config(tmp_path) == config
+  assert hugging_face.config(tmp_path) == config
 
 
 def test_hf_config_without_decoder_layers(tmp_path):
   raw = {**HF_SIZES, 'model_type': 't5', 'num_decoder_layers': None}
   (tmp_path / 'config.json').write_text(json.dumps(raw))
-  assert checkpoints.hf_config(tmp_path).num_decoder_layers == 2
+  assert hugging_face.config(tmp_path).num_decoder_layers == 2
 
 
 def test_hf_config_refusals_come_together(tmp_path):
@@ -408,7 +409,7 @@ def test_hf_config_refusals_come_together(tmp_path):
   }
   (tmp_path / 'config.json').write_text(json.dumps(raw))
   with pytest.raises(ValueError, match='Use a T5 1.0 or 1.1') as info:
-    checkpoints.hf_config(tmp_path)
+    hugging_face.config(tmp_path)
   assert 'model_type is umt5, expected t5 or mt5' in str(info.value)
   assert 'feed_forward_proj is gelu, expected relu' in str(info.value)
   assert 'num_buckets is 64, expected 32' in str(info.value)
@@ -524,7 +525,7 @@ def test_bucket_paths_reach_tensorstore(monkeypatch):
     raise ConnectionError
 
   monkeypatch.setattr(checkpoints.ts, 'open', fake_open)
-  path = checkpoints._absolute('gs://bucket/run/checkpoint_1')
+  path = checkpoints.absolute('gs://bucket/run/checkpoint_1')
   with pytest.raises(ConnectionError):
     checkpoints._zarr(path / 'target.decoder.decoder_norm.scale', open=True)
   assert asked[0]['kvstore'] == {

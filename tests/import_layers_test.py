@@ -21,16 +21,38 @@ LAYERS = [
     'models.transformer',
     'models.decoder_only',
     'models.ngram',
+    'models.hugging_face',
     'models.checkpoints',
     'drafts',
     'copy_draft',
   ],
-  ['data.text', 'data.tasks', 'data.prompts', 'models.t5x_model'],
-  ['workload', 'records', 'train', 'measure', 'generate', 'experiment'],
+  [
+    'data.text',
+    'data.tasks',
+    'data.prompts',
+    'models.t5x_checkpoints',
+    'models.t5x_model',
+    'models.t5x_stock',
+  ],
+  [
+    'workload',
+    'records',
+    'train',
+    'measure',
+    'generate',
+    'convert',
+    'experiment',
+  ],
   ['run'],
 ]
 # Outside packages -> who may import them.
-EDGES = ('data.tasks', 'data.prompts', 'models.t5x_model')
+EDGES = (
+  'data.tasks',
+  'data.prompts',
+  'models.t5x_checkpoints',
+  'models.t5x_model',
+  'models.t5x_stock',
+)
 RESTRICTED = {
   **dict.fromkeys(
     ('tensorflow', 'tensorflow_datasets', 'seqio', 't5', 't5x'), EDGES

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from spec_decode.models import checkpoints
+from spec_decode.models import hugging_face
 from spec_decode.models import transformer
 
 VOCABULARY = 97
@@ -64,7 +65,7 @@ def pair(request, tmp_path_factory):
   path = tmp_path_factory.mktemp(request.param)
   model = random_model(request.param)
   model.save_pretrained(path)
-  config = checkpoints.hf_config(path)
+  config = hugging_face.config(path)
   params = checkpoints.load(path, config)
   return model, transformer.Transformer(config), params, path
 
@@ -166,4 +167,4 @@ def test_tied_save_of_untied_model_is_refused(tmp_path):
   config = random_model('1.1').config
   transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
   with pytest.raises(ValueError, match='saved with tied embeddings'):
-    checkpoints.load(tmp_path, checkpoints.hf_config(tmp_path))
+    checkpoints.load(tmp_path, hugging_face.config(tmp_path))

@@ -23,6 +23,7 @@ from spec_decode.data import text
 
 DEBIAN = ('debian_en_de', 'debian_synopsis')
 LM1B = 'lm1b'
+FIRST = 'validation_64'  # the first 64 examples
 _AFTER_TOKENIZING = (
   seqio.CacheDatasetPlaceholder(),
   seqio.preprocessors.append_eos_after_trim,
@@ -66,22 +67,24 @@ def _register_t5() -> str:
 def register_debian(train_dir: str | None = None) -> None:
   """Registers the two Debian tasks; called again, it replaces them.
 
-  Their validation split is the test set that is shipped.
+  Their validation split is the test set that is shipped, and `FIRST` its start.
 
   Args:
     train_dir: has train_en_de.jsonl and train_synopsis.jsonl, the train splits.
   """
-  vocabulary = _vocabulary()
+  vocabulary = shipped_vocabulary()
   for name in DEBIAN:
     stem = name.removeprefix('debian_')
-    files = {'validation': text.ASSETS / 'debian' / f'{stem}_test.jsonl'}
+    shipped = text.ASSETS / 'debian' / f'{stem}_test.jsonl'
+    files = {'validation': shipped, FIRST: shipped}
     if train_dir is not None:
       directory = pathlib.Path(train_dir).expanduser()
       files['train'] = directory / f'train_{stem}.jsonl'
     _replace(
       name,
       source=seqio.FunctionDataSource(
-        functools.partial(_read, name, files), splits=('train', 'validation')
+        functools.partial(_read, name, files),
+        splits=('train', 'validation', FIRST),
       ),
       preprocessors=(_tokenize, *_AFTER_TOKENIZING),
       output_features={
@@ -103,7 +106,7 @@ def register_lm1b(
       pieces but made of other text.
     data_dir: of TFDS; None for its own default.
   """
-  vocabulary = vocabulary or _vocabulary()
+  vocabulary = vocabulary or shipped_vocabulary()
   rekey = functools.partial(
     seqio.preprocessors.rekey, key_map={'targets': 'text'}
   )
@@ -121,7 +124,8 @@ def register_lm1b(
   )
 
 
-def _vocabulary() -> seqio.SentencePieceVocabulary:
+def shipped_vocabulary() -> seqio.SentencePieceVocabulary:
+  """That of the shipped networks."""
   return seqio.SentencePieceVocabulary(
     str(text.ASSETS / 'debian' / 'vocab.model')
   )
@@ -143,7 +147,7 @@ def _read(name, files, split, shuffle_files, seed=None) -> tf.data.Dataset:
       ' scripts/prepare_debian.py --output_dir=DIR` makes it, and'
       ' `tasks.register_debian(train_dir=DIR)` tells where it is.'
     )
-  examples = text.read(path)
+  examples = text.read(path)[: 64 if split == FIRST else None]
   return tf.data.Dataset.from_tensor_slices(
     {
       field: [getattr(example, field) for example in examples]

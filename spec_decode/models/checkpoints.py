@@ -6,7 +6,7 @@ out the layout by itself and compares the whole tree with the one the config
 implies: a name or shape that differs is an error, never a fresh parameter.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from collections.abc import Mapping
 import functools
 import json
@@ -27,6 +27,7 @@ import safetensors
 import safetensors.numpy
 import tensorstore as ts
 
+from spec_decode.models import hugging_face
 from spec_decode.models import transformer
 
 Path = str | os.PathLike[str]
@@ -40,38 +41,6 @@ _FORMATS = """Known are
   an Orbax directory of parameters alone."""
 _HF_INDEX = 'model.safetensors.index.json'
 _SCANNED = re.compile(r'(encoder|decoder)/(encoder|decoder|layers)/')
-# Parts of a T5X name as Hugging Face has them. {last} is the index of the
-# feed-forward block: 1 in the encoder, 2 in the decoder.
-_HF_PARTS = {
-  'token_embedder': 'shared',
-  'relpos_bias': 'block.0.layer.0.SelfAttention.relative_attention_bias',
-  'encoder_norm': 'final_layer_norm',
-  'decoder_norm': 'final_layer_norm',
-  'pre_attention_layer_norm': 'layer.0.layer_norm',
-  'pre_self_attention_layer_norm': 'layer.0.layer_norm',
-  'pre_cross_attention_layer_norm': 'layer.1.layer_norm',
-  'pre_mlp_layer_norm': 'layer.{last}.layer_norm',
-  'attention': 'layer.0.SelfAttention',
-  'self_attention': 'layer.0.SelfAttention',
-  'encoder_decoder_attention': 'layer.1.EncDecAttention',
-  'mlp': 'layer.{last}.DenseReluDense',
-  'query': 'q',
-  'key': 'k',
-  'value': 'v',
-  'out': 'o',
-  **dict.fromkeys(('embedding', 'rel_embedding', 'scale', 'kernel'), 'weight'),
-}
-_HF_ACTIVATIONS = {
-  'relu': ('relu',),
-  'gated-gelu': ('gelu', 'linear'),  # the tanh approximation on both sides
-  'gated-silu': ('silu', 'linear'),
-}
-# What the network here keeps fixed.
-_HF_FIXED = {
-  'relative_attention_num_buckets': 32,
-  'relative_attention_max_distance': 128,
-  'layer_norm_epsilon': 1e-6,
-}
 
 
 @functools.cache
@@ -101,42 +70,62 @@ def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
     ValueError: the layout is unknown, a file is damaged, or the tree is not
       that of `config`: every missing, unexpected and mis-shaped name is named.
   """
-  path = _absolute(path)
-  arrays = _read(path)
-  expected = expected_shapes(config)
+  path = absolute(path)
+  read, place = _layout(path)
+  arrays, expected = read(place), expected_shapes(config)
   if 'shared.weight' in arrays:
-    arrays = _from_hf(arrays, expected)
-  _check(path, arrays, expected)
+    arrays = hugging_face.renamed(arrays, expected)
+  _check(path, _forms(arrays), expected)
   dtype = jnp.float32 if dtype is None else dtype
   # Popped, so that a stored copy is freed once it is converted.
   params = {name: jnp.asarray(arrays.pop(name), dtype) for name in expected}
   return traverse_util.unflatten_dict(params, sep='/')
 
 
-def _absolute(path: Path) -> epath.Path:
+def absolute(path: Path) -> epath.Path:
   """What Orbax and TensorStore want; epath would take gs:// for a folder."""
   path = epath.Path(path).expanduser()
   return path if '://' in os.fspath(path) else path.resolve()
 
 
-def _read(path: epath.Path) -> Arrays:
-  """Finds out the layout and reads the arrays under their stored names."""
+def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+  """Compares the names and shapes of a T5X checkpoint; reads no array.
+
+  Args:
+    path: a checkpoint_N directory.
+    expected: name -> shape of all that it has to hold, and nothing else.
+
+  Raises:
+    FileNotFoundError: nothing is there.
+    ValueError: it is not T5X's, or a name or shape differs; as `load`.
+  """
+  path = absolute(path)
+  read, place = _layout(path)
+  shapes = {_read_legacy: _legacy_shapes, _read_orbax: _orbax_shapes}.get(read)
+  if shapes is None:
+    raise ValueError(
+      f'{path} is not in a layout of T5X. configs/runs/convert_to_t5x.gin'
+      ' writes one.'
+    )
+  _check(path, shapes(place), expected)
+
+
+def _layout(path: epath.Path) -> tuple[Callable, epath.Path]:
+  """What reads the checkpoint, and the file or folder to give to it."""
   if not path.exists():
     raise FileNotFoundError(f'{path}: no such file or directory.')
   if path.suffix == '.safetensors' and path.is_file():
-    return _read_safetensors(path)
+    return _read_safetensors, path
   if (path / _HF_INDEX).exists():
-    index = json.loads((path / _HF_INDEX).read_text())['weight_map']
-    shards = [_read_safetensors(path / name) for name in set(index.values())]
-    return {name: x for shard in shards for name, x in shard.items()}
+    return _read_shards, path
   if (path / 'model.safetensors').exists():
-    return _read_safetensors(path / 'model.safetensors')
+    return _read_safetensors, path / 'model.safetensors'
   # Before `checkpoint`: an Orbax directory may have a file of that name too.
   for folder in (path, path / 'state', path / 'default', path / 'params'):
     if any((folder / n).exists() for n in ('_METADATA', 'manifest.ocdbt')):
-      return _read_orbax(folder)
+      return _read_orbax, folder
   if (path / 'checkpoint').is_file():
-    return _read_legacy(path)
+    return _read_legacy, path
   names = sorted(p.name for p in path.iterdir()) if path.is_dir() else []
   hint = f' It holds {", ".join(names[:20])}.' if names else ''
   if any(name.startswith('checkpoint_') for name in names):
@@ -146,13 +135,19 @@ def _read(path: epath.Path) -> Arrays:
   raise ValueError(f'{path} is no checkpoint.{hint} {_FORMATS}')
 
 
-def _check(path: epath.Path, arrays: Arrays, expected: Mapping) -> None:
-  """Raises one ValueError with every difference from name -> shape."""
-  found = {
+def _forms(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
+  """Shapes of whatever has them; the dtype of those that are not of floats."""
+  return {
     # Bits of floats kept as integers would become large numbers.
-    name: x.shape if jnp.issubdtype(x.dtype, jnp.floating) else f'{x.dtype}'
+    name: tuple(x.shape)
+    if jnp.issubdtype(x.dtype, jnp.floating)
+    else f'{x.dtype}'
     for name, x in arrays.items()
   }
+
+
+def _check(path: epath.Path, found: Mapping, expected: Mapping) -> None:
+  """Raises one ValueError with every difference from name -> shape."""
   scanned = [name for name in found if _SCANNED.match(name)]
   if scanned:
     raise ValueError(
@@ -216,17 +211,41 @@ def _read_safetensors(path: epath.Path) -> Arrays:
   return {name: file.get_tensor(name) for name in file.offset_keys()}
 
 
-def _read_legacy(path: epath.Path) -> Arrays:
-  """Arrays of T5X's msgpack file, most of them in folders beside it."""
+def _read_shards(path: epath.Path) -> Arrays:
+  """Arrays of a Hugging Face directory with more than one file."""
+  index = json.loads((path / _HF_INDEX).read_text())['weight_map']
+  shards = [_read_safetensors(path / name) for name in set(index.values())]
+  return {name: x for shard in shards for name, x in shard.items()}
+
+
+def _legacy_tree(path: epath.Path) -> dict[str, Any]:
+  """T5X's msgpack file by name: arrays, and specs of those in folders."""
   try:
     tree = serialization.msgpack_restore((path / 'checkpoint').read_bytes())
     _, tree = _unwrap(tree)
     is_spec = lambda _, node: {'driver', 'kvstore', 'metadata'} <= node.keys()
-    arrays = traverse_util.flatten_dict(tree, is_leaf=is_spec, sep='/')
+    return traverse_util.flatten_dict(tree, is_leaf=is_spec, sep='/')
   except Exception as error:  # msgpack raises many kinds
     raise ValueError(
       f'{path}/checkpoint is no T5X checkpoint ({error}). {_FORMATS}'
     ) from error
+
+
+def _legacy_shapes(path: epath.Path) -> dict[str, Any]:
+  stored = lambda spec: jax.ShapeDtypeStruct(
+    spec['metadata']['shape'], jnp.dtype(spec['metadata']['dtype'])
+  )
+  return _forms(
+    {
+      name: stored(x) if isinstance(x, dict) else x
+      for name, x in _legacy_tree(path).items()
+    }
+  )
+
+
+def _read_legacy(path: epath.Path) -> Arrays:
+  """Arrays of T5X's msgpack file and of the folders beside it."""
+  arrays = _legacy_tree(path)
   for name, spec in arrays.items():
     if isinstance(spec, dict):
       # TensorStore before 0.1.14 kept the path outside `kvstore`. Driver and
@@ -250,6 +269,12 @@ def _zarr(path: epath.Path, **options) -> ts.TensorStore:
   return ts.open(spec, **options).result()
 
 
+def _orbax_shapes(path: epath.Path) -> dict[str, Any]:
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    _, tree = _unwrap(checkpointer.metadata(path).item_metadata.tree)
+  return _forms(traverse_util.flatten_dict(tree, sep='/'))
+
+
 def _read_orbax(path: epath.Path) -> Arrays:
   """Arrays of the parameters alone; optimizer states stay on disk."""
   with ocp.PyTreeCheckpointer() as checkpointer:
@@ -261,64 +286,6 @@ def _read_orbax(path: epath.Path) -> Arrays:
     args = ocp.args.PyTreeRestore(tree, restore_args=args, partial_restore=True)
     tree = checkpointer.restore(path, args=args)
   return traverse_util.flatten_dict(_unwrap(tree)[1], sep='/')
-
-
-def _hf_name(name: str) -> str:
-  """T5X's name of a parameter -> that in a Hugging Face T5."""
-  if name == 'decoder/logits_dense/kernel':
-    return 'lm_head.weight'
-  last = 1 if name.startswith('encoder/') else 2
-  parts = name.replace('layers_', 'block.').split('/')
-  return '.'.join(_HF_PARTS.get(p, p).format(last=last) for p in parts)
-
-
-def _from_hf(arrays: Arrays, expected: Iterable[str]) -> Arrays:
-  """Renames what `expected` knows and transposes the [out, in] matrices."""
-  names = {_hf_name(name): name for name in expected}
-  renamed, shared = {}, arrays['shared.weight']
-  for key, x in arrays.items():
-    # Copies of the tied embedding, and a bias of old files that no T5 uses.
-    copy = re.search(r'embed_tokens|lm_head', key) and np.array_equal(x, shared)
-    unused = 'EncDecAttention.relative_attention_bias' in key
-    if key in names or not (copy or unused):
-      transpose = x.ndim == 2 and key != 'shared.weight'
-      renamed[names.get(key, key)] = x.T if transpose else x
-  return renamed
-
-
-def hf_config(path: Path) -> transformer.T5Config:
-  """The sizes in `config.json` of a Hugging Face T5 directory.
-
-  Raises:
-    ValueError: it is not a T5 1.0 or 1.1, or has a setting that the network
-      here keeps fixed.
-  """
-  file = _absolute(path) / 'config.json'
-  raw = json.loads(file.read_text())
-  choices = {key: (value,) for key, value in _HF_FIXED.items()}
-  choices['model_type'] = ('t5', 'mt5')
-  choices['feed_forward_proj'] = tuple(_HF_ACTIVATIONS)
-  wrong = [
-    f'{key} is {raw[key]}, expected {" or ".join(map(str, values))}'
-    for key, values in choices.items()
-    if raw.setdefault(key, values[0]) not in values
-  ]
-  if wrong:
-    raise ValueError(f'{file}: {"; ".join(wrong)}. Use a T5 1.0 or 1.1.')
-  # Recent writers say tie_word_embeddings=true for every T5 and keep the
-  # difference between 1.0 and 1.1 in scale_decoder_outputs.
-  tied = raw.get('tie_word_embeddings', True) and raw['model_type'] == 't5'
-  return transformer.T5Config(
-    vocab_size=raw['vocab_size'],
-    emb_dim=raw['d_model'],
-    num_heads=raw['num_heads'],
-    num_encoder_layers=raw['num_layers'],
-    num_decoder_layers=raw.get('num_decoder_layers') or raw['num_layers'],
-    head_dim=raw['d_kv'],
-    mlp_dim=raw['d_ff'],
-    mlp_activations=_HF_ACTIVATIONS[raw['feed_forward_proj']],
-    logits_via_embedding=tied and raw.get('scale_decoder_outputs', True),
-  )
 
 
 def _cast(params: Any, dtype: Any) -> Arrays:
@@ -350,7 +317,7 @@ def save(
     FileExistsError: a file is there and `overwrite` is False.
     ValueError: another dtype, or another suffix.
   """
-  path = _absolute(path)
+  path = absolute(path)
   if path.suffix != '.safetensors':
     raise ValueError(f'{path}: expected a name that ends in .safetensors.')
   if path.exists() and not overwrite:
@@ -366,12 +333,12 @@ def save(
 
 def load_metadata(path: Path) -> dict[str, Any]:
   """What was given to `save`; {} for a safetensors file of someone else."""
-  file = _open_safetensors(_absolute(path))
+  file = _open_safetensors(absolute(path))
   return json.loads((file.metadata() or {}).get('spec_decode', '{}'))
 
 
 def _t5x_folder(directory: Path, step: int) -> epath.Path:
-  path = _absolute(directory) / f'checkpoint_{step}'
+  path = absolute(directory) / f'checkpoint_{step}'
   if path.exists():
     raise FileExistsError(f'{path} exists. Remove it or take another step.')
   return path

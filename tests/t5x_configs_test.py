@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every gin file for T5X is parsed and bound; the shipped one is run."""
+
+import csv
+import functools
+import json
+import pathlib
+import sys
+
+from flax import traverse_util
+import gin
+import jax
+import numpy as np
+import pytest
+import seqio
+from t5x import decoding
+from t5x import infer
+from t5x import models
+from t5x.examples.t5 import network
+
+from spec_decode import experiment
+from spec_decode import run
+from spec_decode.data import text
+from spec_decode.models import checkpoints
+from spec_decode.models import t5x_model
+from spec_decode.models import transformer
+
+ROOT = pathlib.Path(__file__).parents[1]
+RUNS = sorted((ROOT / 'configs' / 'runs').glob('t5x_infer_*.gin'))
+PARTS = ROOT / 'configs' / 't5x'
+TARGETS = sorted(path.stem for path in PARTS.glob('target_*.gin'))
+DRAFTS = sorted(path.stem for path in PARTS.glob('draft_*.gin'))
+VOCABULARY = seqio.SentencePieceVocabulary(
+  str(text.ASSETS / 'debian' / 'vocab.model')
+)
+# What has no value in the files, and what would be read from gs://.
+REQUIRED = [
+  f"{name} = '/nowhere/checkpoint_1'"
+  for name in (
+    'CHECKPOINT_PATH',
+    'DRAFT_CHECKPOINT_PATH',
+    'INFER_OUTPUT_DIR',
+  )
+]
+VOCABULARY_FILE = (
+  'seqio.SentencePieceVocabulary.sentencepiece_model_file ='
+  f" '{text.ASSETS / 'debian' / 'vocab.model'}'"
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_gin(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+def parse(files, bindings, entry, monkeypatch):
+  """Parses as a program would in which `entry` is `infer`."""
+  monkeypatch.setattr(sys.modules['__main__'], 'infer', entry, raising=False)
+  experiment.parse(
+    list(files), list(bindings), ['.', *experiment.t5x_search_paths()]
+  )
+  return gin.get_configurable(entry)
+
+
+def bound(files, bindings, monkeypatch):
+  """What `t5x.infer.infer` would be called with."""
+  entry = functools.wraps(infer.infer)(lambda **arguments: arguments)
+  return parse(files, bindings, entry, monkeypatch)()
+
+
+@functools.cache
+def variables(network_of, config):
+  """Names -> shapes, and names -> axes, of a network of T5X or ours."""
+  model = models.EncoderDecoderModel(network_of(config), None, None, None)
+  shapes = {'encoder_input_tokens': (1, 2), 'decoder_input_tokens': (1, 2)}
+  init = functools.partial(model.get_initial_variables, input_shapes=shapes)
+  made = jax.eval_shape(init, jax.random.key(0))
+  flat = lambda tree: traverse_util.flatten_dict(dict(tree), sep='/')
+  params = {k: (x.shape, x.dtype) for k, x in flat(made['params']).items()}
+  return params, {k: x.names for k, x in flat(made['params_axes']).items()}
+
+
+def size(config):
+  params, _ = variables(transformer.Transformer, config)
+  return sum(np.prod(shape, dtype=np.int64) for shape, _ in params.values())
+
+
+def published(path):
+  """The row of table 2 that a run file serves."""
+  _, _, task, draft, temperature = path.stem.split('_')
+  with open(ROOT / 'experiments' / 'paper' / 'table2_walltime.csv') as file:
+    for row in csv.DictReader(file):
+      if (row['task'].lower(), row['draft'], row['temperature']) == (
+        task,
+        f'T5-{draft}',
+        temperature.removeprefix('t'),
+      ):
+        return row
+
+
+@pytest.mark.parametrize('path', RUNS, ids=lambda path: path.stem)
+def test_runs_bind_what_their_headers_say(path, monkeypatch):
+  files, bindings = [str(path.relative_to(ROOT))], list(REQUIRED)
+  shipped = path.stem == 't5x_infer_debian'
+  if not shipped:
+    bindings.append(VOCABULARY_FILE)
+  arguments = bound(files, bindings, monkeypatch)
+  model = arguments['model']
+  assert isinstance(model, t5x_model.SpeculativeEncoderDecoderModel)
+  config = model.module.config
+  header = path.read_text().partition('\nfrom')[0].replace('\n#', '')
+  assert f'--gin_file=configs/runs/{path.name}' in header
+  expected = {'temperature': 0.0, 'gamma': 3}
+  if not shipped:
+    row = published(path)
+    expected = {key: float(row[key]) for key in expected}
+    for figure in (
+      f'{row["task"]}, {row["draft"]}',
+      f'temperature {row["temperature"]}',
+      f'alpha {row["alpha"].rstrip("0")}',
+      f'{row["speed"]} times faster',
+    ):
+      assert figure in header or figure.replace('alpha ', '') in header
+    assert size(config) == 11_135_332_352
+    assert (
+      round(size(model.draft.module.config) / 1e6)
+      == {
+        'T5-small': 77,
+        'T5-base': 248,
+        'T5-large': 783,
+      }[row['draft']]
+    )
+  assert model.speculation.sampling.temperature == expected['temperature']
+  assert model.speculation.draft.gamma == expected['gamma']
+  manager = arguments['restore_checkpoint_cfg'].checkpoint_manager_cls
+  state = manager('', None, None)  # bound by gin: the draft's path is there
+  assert state.draft_path == '/nowhere/checkpoint_1'
+
+
+def test_every_row_of_the_table_has_a_run():
+  with open(ROOT / 'experiments' / 'paper' / 'table2_walltime.csv') as file:
+    rows = list(csv.DictReader(file))
+  served = [published(p) for p in RUNS if p.stem != 't5x_infer_debian']
+  assert len(served) == len(rows) == 12
+  assert all(row in served for row in rows)
+
+
+@pytest.mark.parametrize('number', range(max(len(TARGETS), len(DRAFTS))))
+def test_every_size_has_the_tree_and_axes_of_t5x(number, monkeypatch):
+  target = TARGETS[number % len(TARGETS)]
+  draft = DRAFTS[number % len(DRAFTS)]
+  if draft == 'draft_ngram':
+    draft = 'draft_1_1_small'
+  base = RUNS[0].relative_to(ROOT)
+  files = [base, *(f'configs/t5x/{name}.gin' for name in (target, draft))]
+  bindings = REQUIRED + [VOCABULARY_FILE]
+  model = bound(map(str, files), bindings, monkeypatch)['model']
+  for name, config in (
+    (target, model.module.config),
+    (draft, model.draft.module.config),
+  ):
+    ours = variables(transformer.Transformer, config)
+    assert ours == variables(network.Transformer, config)
+    header = (PARTS / f'{name}.gin').read_text().partition('\nfrom')[0]
+    if 'debian' not in name:
+      assert f'{round(size(config) / 1e6):,} M parameters' in header
+
+
+def test_n_gram_tables_are_chosen_by_a_file(monkeypatch):
+  files = ['configs/runs/t5x_infer_debian.gin', 'configs/t5x/draft_ngram.gin']
+  draft = bound(files, REQUIRED, monkeypatch)['model'].draft
+  assert draft == t5x_model.NGramDraft('/nowhere/checkpoint_1')
+
+
+def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):
+  """64 held-out examples through the gin files, to the token."""
+  length, folder, given = 12, tmp_path / 'out', {}
+  experiment.parse(
+    ['configs/runs/convert_to_t5x.gin'], [f"OUTPUT_DIR = '{tmp_path}'"], ['.']
+  )
+  written = gin.get_configurable(experiment.run)()['results']['convert']
+  gin.clear_config()
+
+  @functools.wraps(infer.infer)
+  def entry(**arguments):
+    given.update(arguments)
+    infer.infer(**arguments)
+
+  parse(
+    ['configs/runs/t5x_infer_debian.gin'],
+    [
+      f"CHECKPOINT_PATH = '{written['target']['written']}'",
+      f"DRAFT_CHECKPOINT_PATH = '{written['draft']['written']}'",
+      f"INFER_OUTPUT_DIR = '{folder}'",
+      f"TASK_FEATURE_LENGTHS = {{'inputs': 64, 'targets': {length}}}",
+      'utils.DatasetConfig.batch_size = 32',
+    ],
+    entry,
+    monkeypatch,
+  )()
+  (path,) = folder.glob('*.jsonl-00000-of-00001')
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  got = text.pad([line['prediction_tokens'] for line in lines], length)
+
+  config = given['model'].module.config
+  stock = models.EncoderDecoderModel(
+    network.Transformer(config),
+    VOCABULARY,
+    VOCABULARY,
+    None,
+    functools.partial(decoding.temperature_sample, temperature=0.0),
+  )
+  prompts = text.Prompts(
+    'en_de', 'assets/debian/en_de_test.jsonl', input_length=64,
+    num_examples=64, truncate=True,
+  )  # fmt: skip
+  (batch,) = prompts.batches(64)
+  want = jax.jit(stock.predict_batch)(
+    checkpoints.load(written['target']['written'], config),
+    {
+      'encoder_input_tokens': batch.inputs,
+      'decoder_input_tokens': np.zeros((64, length), np.int32),
+    },
+  )
+  np.testing.assert_array_equal(got, want)
+  accepted = sum(line['aux']['speculative']['accepted'] for line in lines)
+  assert accepted > 64
+
+
+def test_walltime_of_four_decoders(tmp_path, monkeypatch):
+  experiment.parse(
+    ['configs/runs/t5x_walltime.gin'],
+    [
+      f"OUTPUT_DIR = '{tmp_path}'",
+      'experiment.run.record_path = None',
+      'NUM_EXAMPLES = 2',
+      'MAX_NEW_TOKENS = 6',
+      'text.Prompts.input_length = 16',
+      't5x_walltime.measure.repeats = 1',
+      *(
+        f'{half}/{binding}'
+        for half in ('target', 'draft')
+        for binding in (
+          'workload.Network.checkpoint = None',
+          'transformer.T5Config.num_encoder_layers = 1',
+          'transformer.T5Config.num_decoder_layers = 1',
+        )
+      ),
+    ],
+    ['.'],
+  )
+  record = gin.get_configurable(experiment.run)()
+  found = record['results']['t5x_walltime']
+  assert found['examples'] == 2
+  assert found['differing_outputs'] == 0
+  assert len(set(found['tokens'].values())) == 1
+  names = ['stock', 'stock_gather', 'plain', 'speculative']
+  assert list(found['ms_per_token']) == names
+  assert found['speedup_over_stock']['stock'] == 1
+
+
+def test_a_program_finds_the_entry_points_of_t5x():
+  assert run.infer is infer.infer
+  with pytest.raises(AttributeError):
+    run.no_such_thing  # noqa: B018
