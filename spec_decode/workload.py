@@ -11,6 +11,7 @@ from etils import epath
 import jax
 import jax.numpy as jnp
 
+from spec_decode import acceptance
 from spec_decode import autoregressive
 from spec_decode import randomness
 from spec_decode import speculative
@@ -29,6 +30,7 @@ class DraftSource(Protocol):
   """Where a draft comes from: a `Network` or tables."""
 
   name: str
+  path: str | None
 
   def load(self) -> Any: ...
 
@@ -125,6 +127,8 @@ class Workload:
     batch_size: rows decoded together.
     seed: with an example's id it fixes the example's sample.
     mask: keep padding and ids beyond the vocabulary from being drawn.
+    replay: simulate: guesses are accepted with this probability, whatever they
+      are, and nothing in the text ends it. None for real decoding.
   """
 
   target: Network
@@ -140,6 +144,7 @@ class Workload:
   batch_size: int = 1
   seed: int = 0
   mask: bool = True
+  replay: float | None = None
 
   @functools.cached_property
   def sampling(self) -> Sampling:
@@ -149,7 +154,14 @@ class Workload:
 
   @property
   def limits(self) -> Limits:
-    return Limits(self.max_new_tokens, text.Vocabulary.eos_id)
+    eos_id = text.Vocabulary.eos_id if self.replay is None else -1
+    return Limits(self.max_new_tokens, eos_id)
+
+  @property
+  def verify(self) -> Any:
+    if self.replay is None:
+      return acceptance.verify
+    return acceptance.Replayed(self.replay)
 
   @functools.cached_property
   def params(self) -> tuple[Any, Any]:
@@ -169,6 +181,7 @@ class Workload:
       self.limits,
       self.lenience,
       measure_beta,
+      self.verify,
     )
 
   def keys(self, batch: text.Batch) -> jax.Array:
@@ -204,7 +217,11 @@ class Workload:
       return list(dict.fromkeys([*found, str(error)]))
     for network in (self.target, self.draft):
       found += network.problems(vocabulary)
-    for build in (lambda: self.limits, lambda: self.sampling):
+    for build in (
+      lambda: self.limits,
+      lambda: self.sampling,
+      lambda: self.verify,
+    ):
       try:
         build()
       except ValueError as error:

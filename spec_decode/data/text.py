@@ -166,6 +166,7 @@ class Prompts:
     num_examples: how many, from the start; None for all.
     truncate: cut longer inputs instead of refusing them.
     extra_ids: sentinel ids that the vocabulary has beyond its pieces.
+    metric: what the task is scored by, of `quality.METRICS`; None for nothing.
   """
 
   task: str
@@ -175,6 +176,7 @@ class Prompts:
   num_examples: int | None = None
   truncate: bool = False
   extra_ids: int = 0
+  metric: str | None = None
 
   @functools.cached_property
   def tokenizer(self) -> Vocabulary:
