@@ -15,13 +15,13 @@ from spec_decode.report import tables
 
 _MARKERS = 'osD^vPX'
 _DASHES = ('-', '--', '-.', ':', (0, (5, 1, 1, 1, 1, 1)))
-# What happened to a token -> colour, and how it is marked besides.
+# What happened to a token -> colour.
 TOKENS = {
-  'accepted': ('#1b7837', ''),
-  'rejected': ('#b2182b', 'struck out'),
-  'unread': ('#888888', 'in parentheses'),
-  'correction': ('#2166ac', 'underlined'),
-  'bonus': ('#762a83', 'underlined twice'),
+  'accepted': '#1b7837',
+  'rejected': '#b2182b',
+  'unread': '#707070',
+  'correction': '#2166ac',
+  'bonus': '#762a83',
 }
 CALLS = {
   'target encoder': ('#4393c3', '//'),
@@ -112,24 +112,20 @@ def table5(root: str) -> Figure:
   return figure
 
 
-def figure1(root: str) -> Figure | None:
+def figure1(root: str) -> Figure:
   """One line per iteration, each token marked by what happened to it."""
-  result = _result(root, 'figure1', 'trace')
-  blocks = result['blocks']
-  figure, axes = _axes(7.2, 0.26 * len(blocks) + 0.7)
+  blocks = _result(root, 'figure1', 'trace')['blocks']
+  legend = [{'what': what, 'text': f'{what} '} for what in TOKENS]
+  longest = max(sum(map(_width, block)) for block in [*blocks, legend])
+  # A monospaced character is 0.602 of its size wide.
+  size = 8.0
+  figure = Figure((0.602 * size / 72 * (longest + 2), 0.2 * len(blocks) + 0.5))
+  axes = figure.add_axes((0, 0, 1, 1))
   axes.axis('off')
-  axes.set(xlim=(0, 1), ylim=(len(blocks) + 1.2, -0.4))
-  # Monospace, so that a column of text is a fixed part of the width.
-  longest = max(sum(map(_width, block)) for block in blocks)
-  unit = min(1 / 84, 1 / longest)
+  axes.set(xlim=(-1, longest + 1), ylim=(len(blocks) + 1.5, -1))
   for line, block in enumerate(blocks):
-    _write(axes, block, line, unit)
-  _write(
-    axes,
-    [{'what': what, 'text': f'{what} '} for what in TOKENS],
-    len(blocks) + 0.6,
-    unit,
-  )
+    _write(axes, block, line, size)
+  _write(axes, legend, len(blocks) + 0.6, size)
   return figure
 
 
@@ -137,24 +133,26 @@ def _width(token: dict[str, str]) -> int:
   return len(token['text']) + 2 * (token['what'] == 'unread')
 
 
-def _write(axes, tokens, line: float, unit: float) -> None:
-  """One line of text; the marks are drawn under and through it."""
+def _write(axes, tokens, line: float, size: float) -> None:
+  """One line of text, a unit per character, marked under and through."""
   column = 0
   for token in tokens:
     what, text, width = token['what'], token['text'], _width(token)
     if what == 'unread':
       text = f'({text})'
-    color = TOKENS[what][0]
-    left, right = column * unit, (column + width - 0.25) * unit
+    color, left, right = TOKENS[what], column, column + width
     axes.text(
-      left, line, text, color=color, family='monospace',
-      fontsize=unit * 84 * 8.3, va='center', parse_math=False,
+      left, line, text, color=color, family='monospace', fontsize=size,
+      va='center', parse_math=False,
     )  # fmt: skip
     heights = {
-      'rejected': (0.0,), 'correction': (0.38,), 'bonus': (0.36, 0.46),
+      'rejected': (0.0,), 'correction': (0.38,), 'bonus': (0.34, 0.46),
     }  # fmt: skip
     for height in heights.get(what, ()):
-      axes.plot([left, right], [line + height] * 2, color=color, linewidth=0.9)
+      axes.plot(
+        [left + 0.1, right - 0.1], [line + height] * 2, color=color,
+        linewidth=0.9,
+      )  # fmt: skip
     column += width
 
 
@@ -162,7 +160,7 @@ def figure2(root: str) -> Figure:
   result = _result(root, 'figure2', 'curves')
   figure, axes = _axes()
   for i, (gamma, values) in enumerate(result['tokens'].items()):
-    axes.plot(result['alpha'], values, _line(i), label=f'γ = {gamma}')
+    axes.plot(result['alpha'], values, linestyle=_line(i), label=f'γ = {gamma}')
   axes.plot(result['alpha'], result['oracle'], 'k', label='oracle', alpha=0.5)
   axes.set(xlabel='α', ylabel='tokens per iteration', ylim=(0, 12))
   axes.legend(fontsize=8)
@@ -186,7 +184,7 @@ def figure4(root: str) -> Figure:
   figure, axes = _axes(7.2, 3.4, ncols=2)
   for ax, name in zip(axes, ('speed', 'operations')):
     for i, (gamma, values) in enumerate(result[name].items()):
-      ax.plot(result['alpha'], values, _line(i), label=f'γ = {gamma}')
+      ax.plot(result['alpha'], values, linestyle=_line(i), label=f'γ = {gamma}')
     ax.set(xlabel='α', ylabel=f'{name}, c = 0')
   axes[0].legend(fontsize=8)
   return figure
