@@ -32,7 +32,6 @@ def generate(
   workload: Workload,
   output_dir: str,
   earlier: dict[str, Any] | None = None,
-  metric: str | None = None,
   num_samples: int = 5,
   compare: bool = True,
 ) -> dict[str, Any]:
@@ -42,7 +41,6 @@ def generate(
     workload: what to decode.
     output_dir: gets predictions.jsonl and samples.txt.
     earlier: unused.
-    metric: 'bleu' or 'rouge_l', against the examples' targets.
     num_samples: outputs to show block by block.
     compare: at temperature 0, decode without speculation too and count the
       examples that differ.
@@ -81,6 +79,7 @@ def generate(
         f' {accepted / tested:.2f}'
       )
   summary = _summary(lines)
+  metric = workload.prompts.metric
   if metric is not None:
     references = [e.targets for e in workload.prompts.examples]
     predictions = [line['prediction'] for line in lines]

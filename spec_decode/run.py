@@ -14,7 +14,6 @@ import sys
 
 from absl import app
 from absl import flags
-import gin
 import jax
 
 from spec_decode import experiment
@@ -73,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
       jax.distributed.initialize(_COORDINATOR.value, _COUNT.value, _INDEX.value)
     paths = [*_PATHS.value, *experiment.t5x_search_paths()]
     experiment.parse(_FILES.value, _BINDINGS.value, paths)
-    gin.get_configurable((_called or [experiment.run])[0])()
+    experiment.main(*_called[:1])
   except experiment.ConfigError as error:
     print(f'Refused: {error}', file=sys.stderr)
     sys.exit(2)

@@ -36,7 +36,9 @@ LAYERS = [
   ],
   [
     'workload',
+    'draft_sources',
     'records',
+    'report',
     'train',
     'measure',
     'generate',
