@@ -73,6 +73,8 @@ def main(argv: Sequence[str]) -> None:
       jax.distributed.initialize(_COORDINATOR.value, _COUNT.value, _INDEX.value)
     paths = [*_PATHS.value, *experiment.t5x_search_paths()]
     experiment.parse(_FILES.value, _BINDINGS.value, paths)
+    if _called:
+      experiment.refuse_idle_scopes(_called[0])
     gin.get_configurable((_called or [experiment.run])[0])()
   except experiment.ConfigError as error:
     print(f'Refused: {error}', file=sys.stderr)

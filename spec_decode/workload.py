@@ -77,6 +77,11 @@ class Network:
     cast = lambda x: jnp.asarray(x, self.dtype)
     return self.model.prepare(jax.tree.map(cast, params))
 
+  def at_rest(self, params: Any) -> Any:
+    """What `load` returns, with T5X's shapes."""
+    # Transposing twice is doing nothing.
+    return transformer.decoding_layout(params) if self.weights_left else params
+
   def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
     return ModelDraft(self.model, sampling, gamma)
 

@@ -16,7 +16,6 @@ import numpy as np
 import tqdm
 
 from spec_decode.measure import costs as costs_lib
-from spec_decode.models import transformer
 from spec_decode.workload import Workload
 
 NAMES = ('stock', 'stock_gather', 'plain', 'speculative')
@@ -52,9 +51,7 @@ def measure(
       ' sample from the same distribution.'
     )
   target, limits = workload.target, workload.limits
-  params = workload.params[0]
-  if target.weights_left:
-    params = transformer.decoding_layout(params)  # transposes back
+  params = target.at_rest(workload.params[0])
   decoders = [
     stock(
       target.config,
