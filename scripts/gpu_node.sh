@@ -21,9 +21,8 @@ gpus=${gpus:-$(nvidia-smi --list-gpus | wc -l)}
 port=${PORT:-12321}
 started=()
 for ((i = 0; i < gpus; i++)); do
-  job=(env "CUDA_VISIBLE_DEVICES=$i" python -m spec_decode.run --distributed
-    "--coordinator_address=localhost:$port" "--process_count=$gpus"
-    "--process_index=$i" "--gin_file=$gin_file" "$@")
+  job=(env "CUDA_VISIBLE_DEVICES=$i" python -m spec_decode.run
+    "--distributed=localhost:$port,$gpus,$i" "--gin_file=$gin_file" "$@")
   if [ -n "$dry" ]; then
     printf '%q ' "${job[@]}" && echo
   else

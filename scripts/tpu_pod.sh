@@ -24,7 +24,7 @@ if [ ! -f "$gin_file" ]; then
   exit 2
 fi
 archive=spec_decode.tar.gz
-printf -v job '%q ' python3 -m spec_decode.run --distributed \
+printf -v job '%q ' python3 -m spec_decode.run --distributed=auto \
   "--gin_file=$gin_file" "$@"
 command="set -e; mkdir -p spec_decode; tar -xzf $archive -C spec_decode
 cd spec_decode

@@ -43,7 +43,7 @@ def test_a_pod_gets_the_code_and_one_command_on_every_worker():
   command = words.partition('--command=')[2]
   (job,) = [line for line in command.splitlines() if 'spec_decode.run' in line]
   assert shlex.split(job) == [
-    'python3', '-m', 'spec_decode.run', '--distributed',
+    'python3', '-m', 'spec_decode.run', '--distributed=auto',
     f'--gin_file={GIN_FILE}', VALUE,
   ]  # fmt: skip
   assert '.[t5x]' in command and 'scripts/t5x_requirements.txt' in command
@@ -56,7 +56,8 @@ def test_a_node_gets_a_process_for_each_gpu():
     assert words[:5] == [
       'env', f'CUDA_VISIBLE_DEVICES={i}', 'python', '-m', 'spec_decode.run',
     ]  # fmt: skip
-    assert f'--process_index={i}' in words and '--process_count=3' in words
+    assert words[5].startswith('--distributed=localhost:')
+    assert words[5].endswith(f',3,{i}')
     assert words[-2:] == [f'--gin_file={GIN_FILE}', VALUE]
 
 
