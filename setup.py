@@ -6,6 +6,15 @@ import pathlib
 import setuptools
 
 DATA = ['seqio', 'tensorflow-datasets', 't5', 'importlib-resources']
+T5X = [
+  'jax<0.11',
+  'cached_property',
+  'clu',
+  'fiddle',
+  'grain',
+  'jaxtyping',
+  'tensorboard',
+]
 TEST = ['pytest>=8', 'pytest-xdist>=3.5', 'scipy>=1.11', 'ruff>=0.6']
 
 setuptools.setup(
@@ -41,6 +50,10 @@ setuptools.setup(
     # SeqIO and TFDS tasks. They bring TensorFlow. TFDS imports
     # importlib_resources without asking for it.
     'data': DATA,
+    # What T5X needs. T5X itself has no release and requires what contradicts
+    # itself: scripts/t5x_requirements.txt, with --no-deps. It still uses parts
+    # of JAX that are deprecated, hence the bound.
+    't5x': DATA + T5X,
     # Comparison with Hugging Face's T5.
     'parity': ['torch==2.13.0', 'transformers>=5'],
     'test': TEST + DATA,

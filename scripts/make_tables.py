@@ -133,6 +133,36 @@ def quality() -> str:
   return table(rows)
 
 
+def t5x() -> str:
+  """Milliseconds per token beside stock T5X, one row per pair."""
+  rows = []
+  found = _latest(
+    'experiments/t5x_walltime/records.jsonl',
+    lambda r: tuple(
+      r['results']['workload'][k] for k in ('target', 'draft', 'temperature')
+    ),
+  )
+  for record in found:
+    work = record['results']['workload']
+    times = record['results']['t5x_walltime']
+    ms, per_call = times['ms_per_token'], times['tokens_per_call']
+    rows.append(
+      {
+        'target': work['target'],
+        'draft': work['draft'],
+        'temperature': f'{work["temperature"]:g}',
+        'gamma': str(work['gamma']),
+        'stock, ms per token': f'{ms["stock"]:.2f}',
+        'with a look-up': f'{ms["stock_gather"]:.2f}',
+        'our plain': f'{ms["plain"]:.2f}',
+        'speculative': f'{ms["speculative"]:.2f}',
+        'tokens per call': f'{per_call:.2f}',
+        'examples': str(times['examples']),
+      }
+    )
+  return _machine(found) + '\n\n' + table(rows)
+
+
 def _machine(found) -> str:
   machine = found[-1]['hardware']
   versions = found[-1]['versions']
@@ -146,6 +176,7 @@ SECTIONS = {
   'sample': sample,
   'speculation': speculation,
   'quality': quality,
+  't5x': t5x,
   'benchmark': benchmark,
 }
 

@@ -327,6 +327,19 @@ def t5x_search_paths() -> list[str]:
   return [os.path.dirname(folder) for folder in folders]
 
 
+def refuse_idle_scopes(entry: Callable) -> None:
+  """Refuses scoped bindings that nothing below a function of T5X uses.
+
+  Unscoped ones are let through: T5X's own files have some.
+
+  Raises:
+    ConfigError: there are any.
+  """
+  idle = [x for x in unreachable_bindings(entry) if '/' in x.split()[0]]
+  if idle:
+    raise ConfigError('\n  '.join(['nothing was run:', *idle]))
+
+
 def unreachable_bindings(root: Callable) -> list[str]:
   """Bindings that no path of references from `root` leads to."""
   config = gin.config._CONFIG  # gin offers no other way to walk it

@@ -3,8 +3,7 @@
 
 Flags as T5X has them: --gin_file (may be repeated), --gin_search_paths, and
 --gin.NAME=value for single bindings. Gin files for `t5x.infer` and `t5x.eval`
-run here as they do there. Of several processes each is given --distributed,
-and outside TPU pods and Slurm where to meet.
+run here as they do there.
 """
 
 from collections.abc import Callable
@@ -25,17 +24,10 @@ _PATHS = flags.DEFINE_list(
 _BINDINGS = flags.DEFINE_multi_string(
   'gin_bindings', [], 'Single bindings; --gin.NAME=value is short for this.'
 )
-_DISTRIBUTED = flags.DEFINE_bool(
-  'distributed', False, 'Work together with other processes.'
-)
-_COORDINATOR = flags.DEFINE_string(
-  'coordinator_address', None, 'host:port of process 0; None finds out.'
-)
-_COUNT = flags.DEFINE_integer(
-  'process_count', None, 'Number of processes; None finds out.'
-)
-_INDEX = flags.DEFINE_integer(
-  'process_index', None, 'Number of this process; None finds out.'
+_PROCESSES = flags.DEFINE_list(
+  'distributed',
+  None,
+  '"auto" on TPU pods and Slurm, else host:port,count,index.',
 )
 # T5X's gin files take these from `__main__`, which is this module.
 _T5X = {'infer': 't5x.infer', 'evaluate': 't5x.eval'}
@@ -60,6 +52,14 @@ def _expand(argv: Sequence[str]) -> list[str]:
   ]
 
 
+def _join(address: str, count: str = '', index: str = '') -> None:
+  """Meets the other processes of a run; 'auto' finds out where."""
+  if address == 'auto':
+    jax.distributed.initialize()
+  else:
+    jax.distributed.initialize(address, int(count), int(index))
+
+
 def main(argv: Sequence[str]) -> None:
   try:
     if len(argv) > 1:
@@ -68,10 +68,12 @@ def main(argv: Sequence[str]) -> None:
       raise experiment.ConfigError(
         'Expected --gin_file=..., got none. configs/runs has examples.'
       )
-    if _DISTRIBUTED.value:
-      jax.distributed.initialize(_COORDINATOR.value, _COUNT.value, _INDEX.value)
+    if _PROCESSES.value:
+      _join(*_PROCESSES.value)
     paths = [*_PATHS.value, *experiment.t5x_search_paths()]
     experiment.parse(_FILES.value, _BINDINGS.value, paths)
+    if _called:
+      experiment.refuse_idle_scopes(_called[0])
     experiment.main(*_called[:1])
   except experiment.ConfigError as error:
     print(f'Refused: {error}', file=sys.stderr)

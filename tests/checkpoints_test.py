@@ -105,6 +105,41 @@ def test_expected_shapes_of_eleven_billion_cost_nothing():
   )
 
 
+# T5X's layouts, compared without reading.
+
+
+@pytest.mark.parametrize('save', SAVERS)
+def test_names_and_shapes_of_t5x_layouts_are_compared(tmp_path, arrays, save):
+  save(tmp_path, nest(arrays), 5)
+  path, expected = (
+    tmp_path / 'checkpoint_5',
+    dict(checkpoints.expected_shapes(CONFIG)),
+  )
+  checkpoints.check_t5x(path, expected)
+  del expected['decoder/decoder_norm/scale']
+  expected |= {'token_embedder/embedding': (50, 17), 'more/kernel': (2,)}
+  with pytest.raises(ValueError) as error:
+    checkpoints.check_t5x(path, expected)
+  for line in (
+    'missing: more/kernel, expected (2,)',
+    'unexpected: decoder/decoder_norm/scale, got (16,)',
+    'wrong: token_embedder/embedding, expected (50, 17), got (50, 16)',
+  ):
+    assert line in str(error.value)
+
+
+def test_comparing_reads_no_array_and_only_layouts_of_t5x(tmp_path, arrays):
+  checkpoints.save_t5x_legacy(tmp_path, nest(arrays), 5)
+  for folder in (tmp_path / 'checkpoint_5').glob('target.*'):
+    shutil.rmtree(folder)
+  expected = checkpoints.expected_shapes(CONFIG)
+  checkpoints.check_t5x(tmp_path / 'checkpoint_5', expected)
+  ours = tmp_path / 'net.safetensors'
+  checkpoints.save(ours, nest(arrays))
+  with pytest.raises(ValueError, match='convert_to_t5x.gin'):
+    checkpoints.check_t5x(ours, expected)
+
+
 # Our own file.
 
 

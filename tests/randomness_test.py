@@ -85,3 +85,18 @@ def test_uniforms_are_uniform_and_roles_independent():
   for column in columns:
     neighbours = np.corrcoef(column[1:], column[:-1])[0, 1]
     assert abs(neighbours) < 5 / np.sqrt(n)
+
+
+def test_a_hash_is_of_the_ids_and_their_order_alone():
+  rng = np.random.default_rng(0)
+  rows = rng.integers(1, 32_000, (20_000, 6)).astype(np.int32)
+  rows[::2, 4:] = 0
+  hashes = np.asarray(randomness.hash_ids(rows))
+  assert hashes.dtype == np.uint32
+  padded = np.pad(rows, ((0, 0), (0, 9)))
+  np.testing.assert_array_equal(randomness.hash_ids(padded), hashes)
+  # 20,000 of 2^32: a coincidence is expected 0.05 times.
+  assert len(set(hashes.tolist())) == len(rows)
+  turned = rows[1::2, ::-1]
+  assert not np.any(randomness.hash_ids(turned) == hashes[1::2])
+  assert stats.kstest(hashes / 2**32, 'uniform').pvalue > 1e-4

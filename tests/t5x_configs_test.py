@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import seqio
 from t5x import decoding
+from t5x import eval as t5x_eval
 from t5x import infer
 from t5x import models
 from t5x.examples.t5 import network
@@ -56,19 +57,27 @@ def _fresh_gin(monkeypatch):
   gin.clear_config()
 
 
-def parse(files, bindings, entry, monkeypatch):
-  """Parses as a program would in which `entry` is `infer`."""
-  monkeypatch.setattr(sys.modules['__main__'], 'infer', entry, raising=False)
-  experiment.parse(
-    list(files), list(bindings), ['.', *experiment.t5x_search_paths()]
-  )
-  return gin.get_configurable(entry)
+def _recorder(function):
+  """Has the name of T5X's function and returns what it is called with."""
+  return functools.wraps(function)(lambda **arguments: arguments)
+
+
+# One of each: gin remembers them from file to file.
+INFER, EVALUATE = _recorder(infer.infer), _recorder(t5x_eval.evaluate)
+
+
+def parse(files, bindings, monkeypatch):
+  """Parses as a program of T5X would."""
+  for name, function in (('infer', INFER), ('evaluate', EVALUATE)):
+    monkeypatch.setattr(sys.modules['__main__'], name, function, raising=False)
+  paths = ['.', *experiment.t5x_search_paths()]
+  experiment.parse(list(files), list(bindings), paths)
 
 
 def bound(files, bindings, monkeypatch):
   """What `t5x.infer.infer` would be called with."""
-  entry = functools.wraps(infer.infer)(lambda **arguments: arguments)
-  return parse(files, bindings, entry, monkeypatch)()
+  parse(files, bindings, monkeypatch)
+  return gin.get_configurable(INFER)()
 
 
 @functools.cache
@@ -108,6 +117,7 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   if not shipped:
     bindings.append(VOCABULARY_FILE)
   arguments = bound(files, bindings, monkeypatch)
+  experiment.refuse_idle_scopes(INFER)
   model = arguments['model']
   assert isinstance(model, t5x_model.SpeculativeEncoderDecoderModel)
   config = model.module.config
@@ -169,6 +179,32 @@ def test_every_size_has_the_tree_and_axes_of_t5x(number, monkeypatch):
       assert f'{round(size(config) / 1e6):,} M parameters' in header
 
 
+def test_evaluation_binds_too(monkeypatch):
+  names = ('eval', 'target_1_0_base', 'draft_1_0_small', 'task_ende')
+  parse(
+    [f'configs/t5x/{name}.gin' for name in names],
+    [
+      *REQUIRED,
+      "EVAL_OUTPUT_DIR = '/nowhere'",
+      'TEMPERATURE = 0.0',
+      'GAMMA = 7',
+      VOCABULARY_FILE,
+    ],
+    monkeypatch,
+  )
+  arguments = gin.get_configurable(EVALUATE)()
+  assert arguments['model'].speculation.draft.gamma == 7
+  manager = arguments['restore_checkpoint_cfg'].checkpoint_manager_cls
+  assert manager('', None, None).draft_path == '/nowhere/checkpoint_1'
+
+
+def test_a_mistyped_scope_is_refused(monkeypatch):
+  bindings = [*REQUIRED, 'drafft/network.T5Config.emb_dim = 3']
+  parse(['configs/runs/t5x_infer_debian.gin'], bindings, monkeypatch)
+  with pytest.raises(experiment.ConfigError, match='Did you mean draft/'):
+    experiment.refuse_idle_scopes(INFER)
+
+
 def test_n_gram_tables_are_chosen_by_a_file(monkeypatch):
   files = ['configs/runs/t5x_infer_debian.gin', 'configs/t5x/draft_ngram.gin']
   draft = bound(files, REQUIRED, monkeypatch)['model'].draft
@@ -177,19 +213,14 @@ def test_n_gram_tables_are_chosen_by_a_file(monkeypatch):
 
 def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):
   """64 held-out examples through the gin files, to the token."""
-  length, folder, given = 12, tmp_path / 'out', {}
+  length, folder = 12, tmp_path / 'out'
   experiment.parse(
     ['configs/runs/convert_to_t5x.gin'], [f"OUTPUT_DIR = '{tmp_path}'"], ['.']
   )
   written = gin.get_configurable(experiment.run)()['results']['convert']
   gin.clear_config()
 
-  @functools.wraps(infer.infer)
-  def entry(**arguments):
-    given.update(arguments)
-    infer.infer(**arguments)
-
-  parse(
+  arguments = bound(
     ['configs/runs/t5x_infer_debian.gin'],
     [
       f"CHECKPOINT_PATH = '{written['target']['written']}'",
@@ -198,14 +229,14 @@ def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):
       f"TASK_FEATURE_LENGTHS = {{'inputs': 64, 'targets': {length}}}",
       'utils.DatasetConfig.batch_size = 32',
     ],
-    entry,
     monkeypatch,
-  )()
+  )
+  infer.infer(**arguments)
   (path,) = folder.glob('*.jsonl-00000-of-00001')
   lines = [json.loads(line) for line in path.read_text().splitlines()]
   got = text.pad([line['prediction_tokens'] for line in lines], length)
 
-  config = given['model'].module.config
+  config = arguments['model'].module.config
   stock = models.EncoderDecoderModel(
     network.Transformer(config),
     VOCABULARY,
@@ -230,30 +261,51 @@ def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):
   assert accepted > 64
 
 
-def test_walltime_of_four_decoders(tmp_path, monkeypatch):
+def small_job(name, tmp_path, *bindings):
+  """The result of a job on random weights of a moment's size."""
+  halves = [
+    f'{half}/{binding}'
+    for half in ('target', 'draft')
+    for binding in (
+      'workload.Network.checkpoint = None',
+      'transformer.T5Config.num_encoder_layers = 1',
+      'transformer.T5Config.num_decoder_layers = 1',
+    )
+  ]
   experiment.parse(
-    ['configs/runs/t5x_walltime.gin'],
+    [f'configs/runs/{name}.gin'],
     [
       f"OUTPUT_DIR = '{tmp_path}'",
       'experiment.run.record_path = None',
-      'NUM_EXAMPLES = 2',
       'MAX_NEW_TOKENS = 6',
       'text.Prompts.input_length = 16',
-      't5x_walltime.measure.repeats = 1',
-      *(
-        f'{half}/{binding}'
-        for half in ('target', 'draft')
-        for binding in (
-          'workload.Network.checkpoint = None',
-          'transformer.T5Config.num_encoder_layers = 1',
-          'transformer.T5Config.num_decoder_layers = 1',
-        )
-      ),
+      *halves,
+      *bindings,
     ],
     ['.'],
   )
-  record = gin.get_configurable(experiment.run)()
-  found = record['results']['t5x_walltime']
+  return gin.get_configurable(experiment.run)()['results'][name]
+
+
+def test_agreement_with_stock(tmp_path):
+  found = small_job('t5x_agreement', tmp_path, 'NUM_EXAMPLES = 8')
+  assert (found['examples'], found['identical']) == (8, 8)
+  gin.clear_config()
+  found = small_job(
+    't5x_agreement', tmp_path, 'NUM_EXAMPLES = 8', "DTYPE = 'bfloat16'"
+  )
+  # Where they part, stock's own logits were close.
+  assert found['identical'] == 8 - len(found['logit_gaps'])
+  assert all(abs(gap) < 0.1 for gap in found['logit_gaps'])
+
+
+def test_walltime_of_four_decoders(tmp_path):
+  found = small_job(
+    't5x_walltime',
+    tmp_path,
+    'NUM_EXAMPLES = 2',
+    't5x_walltime.measure.repeats = 1',
+  )
   assert found['examples'] == 2
   assert found['differing_outputs'] == 0
   assert len(set(found['tokens'].values())) == 1

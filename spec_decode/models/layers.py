@@ -156,6 +156,8 @@ class Embed(nn.Module):
     )
 
   def __call__(self, tokens: Array) -> Array:
+    # T5X's evaluation initialises with ids of float32.
+    tokens = tokens.astype(jnp.int32)
     x = jnp.take(self.embedding, tokens, axis=0, mode='clip')
     return x.astype(self.config.dtype)
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion to T5X's layouts, read back without T5X."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from spec_decode import convert
+from spec_decode.models import checkpoints
+
+
+def stored(tmp_path, name, seed):
+  """A network with a checkpoint of ours."""
+  network = tiny.network(checkpoint=str(tmp_path / f'{name}.safetensors'))
+  scale = lambda x: x * seed
+  params = jax.tree.map(scale, tiny.network().load())
+  checkpoints.save(network.checkpoint, params)
+  return network
+
+
+@pytest.mark.parametrize('layout', ['orbax', 'legacy'])
+def test_both_networks_arrive(tmp_path, layout):
+  networks = [stored(tmp_path, 'a', 1), stored(tmp_path, 'b', 2)]
+  found = convert.to_t5x(str(tmp_path / 'out'), *networks, layout, step=7)
+  for half, network in zip(('target', 'draft'), networks):
+    path = found[half]['written']
+    assert path == str(tmp_path / 'out' / half / 'checkpoint_7')
+    got = checkpoints.load(path, network.config)
+    jax.tree.map(np.testing.assert_array_equal, got, network.load())
+
+
+def test_nothing_is_made_up(tmp_path):
+  good = stored(tmp_path, 'a', 1)
+  with pytest.raises(ValueError, match='layout'):
+    convert.to_t5x(str(tmp_path / 'out'), good, good, layout='zip')
+  with pytest.raises(ValueError, match='Expected a checkpoint of tiny'):
+    convert.to_t5x(str(tmp_path / 'out'), tiny.network(), good)
+  assert not (tmp_path / 'out').exists()

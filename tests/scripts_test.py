@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launchers would run."""
+
+import pathlib
+import shlex
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+GIN_FILE = 'configs/runs/t5x_infer_ende_small_t0.gin'
+VALUE = '''--gin.CHECKPOINT_PATH="'gs://a b/checkpoint_1'"'''
+
+
+def launch(script, *arguments):
+  return subprocess.run(
+    ['bash', f'scripts/{script}', *arguments],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def printed(script, *arguments):
+  """The commands of a dry run, as the words that a shell would see."""
+  done = launch(script, '--dry-run', *arguments)
+  assert done.returncode == 0, done.stderr
+  return [shlex.split(line) for line in done.stdout.splitlines()]
+
+
+def test_a_pod_gets_the_code_and_one_command_on_every_worker():
+  # $'...' is how bash quotes lines, which shlex does not know.
+  done = launch('tpu_pod.sh', '--dry-run', 'pod', 'zone-b', GIN_FILE, VALUE)
+  assert done.returncode == 0, done.stderr
+  say = 'git() { :; }\ngcloud() { printf "%s\\n" "$@"; }\n'
+  words = subprocess.run(
+    ['bash', '-c', say + done.stdout],
+    capture_output=True, text=True, check=True,
+  ).stdout  # fmt: skip
+  assert words.count('--worker=all') == 2
+  assert words.count('--zone=zone-b') == 2
+  command = words.partition('--command=')[2]
+  (job,) = [line for line in command.splitlines() if 'spec_decode.run' in line]
+  assert shlex.split(job) == [
+    'python3', '-m', 'spec_decode.run', '--distributed=auto',
+    f'--gin_file={GIN_FILE}', VALUE,
+  ]  # fmt: skip
+  assert '.[t5x]' in command and 'scripts/t5x_requirements.txt' in command
+
+
+def test_a_node_gets_a_process_for_each_gpu():
+  commands = printed('gpu_node.sh', '--gpus=3', GIN_FILE, VALUE)
+  assert len(commands) == 3
+  for i, words in enumerate(commands):
+    assert words[:5] == [
+      'env', f'CUDA_VISIBLE_DEVICES={i}', 'python', '-m', 'spec_decode.run',
+    ]  # fmt: skip
+    assert words[5].startswith('--distributed=localhost:')
+    assert words[5].endswith(f',3,{i}')
+    assert words[-2:] == [f'--gin_file={GIN_FILE}', VALUE]
+
+
+@pytest.mark.parametrize(
+  'words',
+  [
+    ['tpu_pod.sh', 'pod', 'zone', 'configs/nowhere.gin'],
+    ['tpu_pod.sh', 'pod'],
+    ['gpu_node.sh', '--gpus=2', 'configs/nowhere.gin'],
+  ],
+)
+def test_a_missing_gin_file_is_refused(words):
+  done = launch(words[0], *words[1:])
+  assert done.returncode == 2
+  assert 'Expected' in done.stderr
