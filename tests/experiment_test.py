@@ -169,8 +169,8 @@ def test_every_model_config_builds_what_its_header_says(path):
   millions = sum(map(_size, counted)) / 1e6
   header = path.read_text().partition('\nfrom')[0].replace(',', '')
   stated = [word for word in header.split() if word.replace('.', '').isdigit()]
-  if not path.stem.startswith(('debian_d', 'debian_t', 'draft_')):
-    assert str(round(millions)) in stated
+  if ' M parameters' in header:
+    assert round(millions) in [round(float(number)) for number in stated]
 
 
 def _built(parameter):
