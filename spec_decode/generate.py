@@ -52,7 +52,8 @@ def generate(
   directory = pathlib.Path(output_dir)
   directory.mkdir(parents=True, exist_ok=True)
   lines, differing = [], None
-  compare = compare and workload.temperature == 0
+  exact = workload.temperature == 0 and workload.replay is None
+  compare = compare and exact
   began, first, total = None, 0, len(workload.prompts.examples)
   with (
     (directory / 'predictions.jsonl').open('w', encoding='utf-8') as out,
@@ -113,6 +114,7 @@ def _lines(workload: Workload, batch, result, first: int) -> Iterator[dict]:
       'tested': int(result.tested[i]),
       'accepted': int(result.accepted[i]),
       'histogram': result.histogram[i].tolist(),
+      'simulated': workload.replay is not None,
     }
 
 
@@ -160,6 +162,8 @@ def _write_samples(workload: Workload, path: pathlib.Path, number: int) -> None:
   """Shows outputs block by block: coloured on screen, marked in a file."""
   vocabulary = workload.prompts.tokenizer
   console, marked = Console(), [LEGEND, '']
+  if workload.replay is not None:
+    marked.insert(0, f'Simulated: guesses accepted at {workload.replay:g}.')
   if number:
     console.print(
       Text.assemble(

@@ -74,7 +74,7 @@ class Network:
   def load(self) -> Any:
     """Parameters, prepared for decoding."""
     if self.path is None:
-      params = transformer.initial_params(self.config, seed=0)
+      params = transformer.initial_params(self.config, 0, self.dtype)
     else:
       params = checkpoints.load(self.path, self.config)
     cast = lambda x: jnp.asarray(x, self.dtype)

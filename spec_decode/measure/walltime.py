@@ -84,7 +84,7 @@ def measure(
     ),
     **_best_gamma(alpha, cost, wide),
   }
-  if workload.temperature == 0:
+  if workload.temperature == 0 and workload.replay is None:
     summary['differing_outputs'] = int(column('differing').sum())
   if summary['predicted_from_costs'] < 1:
     summary['warning'] = _warning(summary)
