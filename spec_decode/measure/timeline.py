@@ -110,7 +110,7 @@ def profile(workload: Workload, example: int, gamma: int) -> dict[str, Any]:
 def _compiled(program: jax.stages.Lowered) -> jax.stages.Compiled:
   """Compiles; what a cache has of the same program lacks our names."""
   option = 'jax_compilation_cache_include_metadata_in_key'
-  before = jax.config.read(option)
+  before = getattr(jax.config, option)
   jax.config.update(option, True)
   try:
     return program.compile()

@@ -124,14 +124,9 @@ def _table4(root: str) -> str:
   )
 
 
-def _figure1(root: str) -> str:
-  record = tables.read(root, 'figure1')[-1]
-  result = record['results']['trace']
-  tokens = sum(
-    token['what'] not in ('rejected', 'unread')
-    for block in result['blocks']
-    for token in block
-  )
+def sample(root: str) -> str:
+  """The example of figure 1, a line per target call, with marks."""
+  result = tables.read(root, 'figure1')[-1]['results']['trace']
   marks = {
     'accepted': '{}', 'rejected': '[-{}-]', 'unread': '({})',
     'correction': '{{+{}+}}', 'bonus': '{{*{}*}}',
@@ -142,13 +137,26 @@ def _figure1(root: str) -> str:
   ]
   text = '\n'.join(lines)
   return (
+    f'> {result["inputs"]}\n\n```\n{text}\n```\n\naccepted guess,'
+    ' [-rejected guess-], (guess after a rejection), {+correction+}, {*token'
+    ' after all guesses were accepted*}.'
+  )
+
+
+def _figure1(root: str) -> str:
+  record = tables.read(root, 'figure1')[-1]
+  result = record['results']['trace']
+  tokens = sum(
+    token['what'] not in ('rejected', 'unread')
+    for block in result['blocks']
+    for token in block
+  )
+  return (
     f'{result["target"]} with {result["draft"]}, {result["task"]}, temperature'
     f' {result["temperature"]:g}, γ {result["gamma"]}:'
     f' {len(result["blocks"])} target calls for {tokens} tokens (the'
     f" paper's example: 9 for 38), n = 1 example, {tables.machine(record)}."
-    f' Status: scaled down.\n\n> {result["inputs"]}\n\n```\n{text}\n```\n\n'
-    'accepted guess, [-rejected guess-], (guess after a rejection),'
-    ' {+correction+}, {*token after all guesses were accepted*}.'
+    f' Status: scaled down.\n\n{sample(root)}'
   )
 
 
