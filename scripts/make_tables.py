@@ -171,12 +171,18 @@ def _machine(found) -> str:
   )
 
 
+def paper() -> str:
+  """What became of every table and figure of the paper."""
+  return pages.index(_EXPERIMENTS, 'experiments/')
+
+
 SECTIONS = {
   'sample': sample,
   'speculation': speculation,
   'quality': quality,
   't5x': t5x,
   'benchmark': benchmark,
+  'paper': paper,
 }
 
 

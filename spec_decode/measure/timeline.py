@@ -137,7 +137,11 @@ def _named(model: LanguageModel, name: str) -> LanguageModel:
 
 
 def scopes(program: str) -> dict[str, tuple[str, bool]]:
-  """Instruction -> (one of `KINDS`, inside a loop of its own) of HLO text."""
+  """Instruction -> (one of `KINDS`, inside a loop of its own) of HLO text.
+
+  Matrix products only: all else is short, and may run ahead of its call where
+  it does not depend on the tokens.
+  """
   found = {}
   pattern = re.compile(r'%(\S+) = .*?op_name="([^"]*)"')
   for line in program.splitlines():
@@ -146,7 +150,7 @@ def scopes(program: str) -> dict[str, tuple[str, bool]]:
       continue
     parts = match[2].split('/')
     kind = next((part for part in parts if part in KINDS), None)
-    if kind is not None:
+    if kind is not None and parts[-1] == 'dot_general':
       # The draft's own scan stands inside the loop over blocks.
       found[match[1]] = kind, parts[: parts.index(kind)].count('while') > 1
   return found

@@ -309,7 +309,6 @@ _COMMAND = 'python -m spec_decode.run --gin_file=configs/runs/tables.gin'
 def expected(root: str) -> dict[pathlib.Path, str]:
   """Path -> text of every README.md, as the records would have it."""
   found = {}
-  index = []
   for name, page in PAGES.items():
     has_records = bool(tables.read(root, name))
     text = (
@@ -321,18 +320,25 @@ def expected(root: str) -> dict[pathlib.Path, str]:
       f'# {page.title}\n\n{page.about}\n\n{text}\n\n'
       f'Made from [records.jsonl](records.jsonl) by `{_COMMAND}`.\n'
     )
-    index.append(
-      {
-        'of the paper': f'[{page.title}]({name}/README.md)',
-        'status': _statuses(root, name),
-      }
-    )
   found[pathlib.Path(root) / 'README.md'] = (
     '# Tables and figures of the paper\n\n'
-    f'{markdown(index)}\n\nMade by `{_COMMAND}`; published values are in'
+    f'{index(root)}\n\nMade by `{_COMMAND}`; published values are in'
     ' [paper/](paper).\n'
   )
   return found
+
+
+def index(root: str, folder: str = '') -> str:
+  """Every page with what became of its rows; links start with `folder`."""
+  return markdown(
+    [
+      {
+        'of the paper': f'[{page.title}]({folder}{name}/README.md)',
+        'status': _statuses(root, name),
+      }
+      for name, page in PAGES.items()
+    ]
+  )
 
 
 def _statuses(root: str, name: str) -> str:
