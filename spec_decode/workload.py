@@ -47,7 +47,8 @@ class Network:
     checkpoint: path in any layout that `checkpoints.load` reads; paths that
       start with "assets/" are those of this package. None for random weights.
     vocab_size: number of real ids; 0 for all that the config has.
-    weights_left: see `layers.Dense`; pays for targets on a CPU.
+    layout: of the weights while decoding, see `transformer.to_layout`. On a
+      CPU 'weights_left' pays for targets.
     dtype: of the weights while decoding.
   """
 
@@ -55,7 +56,7 @@ class Network:
   config: transformer.T5Config
   checkpoint: str | None = None
   vocab_size: int = 0
-  weights_left: bool = False
+  layout: str = 'fused'
   dtype: str = 'float32'
 
   @property
@@ -65,7 +66,7 @@ class Network:
   @functools.cached_property
   def model(self) -> LanguageModel:
     return transformer.language_model(
-      self.config, self.vocab_size or None, self.weights_left
+      self.config, self.vocab_size or None, self.layout
     )
 
   def load(self) -> Any:
@@ -76,6 +77,17 @@ class Network:
       params = checkpoints.load(self.path, self.config)
     cast = lambda x: jnp.asarray(x, self.dtype)
     return self.model.prepare(jax.tree.map(cast, params))
+
+  def baseline(self, params: Any) -> tuple[LanguageModel, Any]:
+    """Model and parameters for decoding one token per call.
+
+    It does not have to bear a layout that is chosen for wide calls; then its
+    parameters are a second copy, else they are `params`, this network's own.
+    """
+    if self.layout != 'weights_left':
+      return self.model, params
+    other = dataclasses.replace(self, layout='fused')
+    return other.model, other.load()
 
   def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
     return ModelDraft(self.model, sampling, gamma)
@@ -156,6 +168,11 @@ class Workload:
     """Prepared parameters of target and draft."""
     return self.target.load(), self.draft.load()
 
+  @functools.cached_property
+  def plain(self) -> tuple[LanguageModel, Any]:
+    """Model and prepared parameters of the baseline."""
+    return self.target.baseline(self.params[0])
+
   def speculation(
     self, gamma: int | None = None, measure_beta: bool = False
   ) -> Speculation:
@@ -183,11 +200,12 @@ class Workload:
 
   def decode_plain(self, batch: text.Batch):
     """One batch without: `autoregressive.Result`."""
+    model, params = self.plain
     return autoregressive.decode(
-      self.target.model,
+      model,
       self.sampling,
       self.limits,
-      self.params[0],
+      params,
       batch.inputs,
       self.keys(batch),
       batch.prompt,

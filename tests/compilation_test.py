@@ -126,8 +126,8 @@ def shapes_of(params):
 
 
 @functools.cache
-def arguments(weights_left):
-  model = transformer.language_model(CONFIG, None, weights_left)
+def arguments(layout):
+  model = transformer.language_model(CONFIG, None, layout)
   params = jax.eval_shape(model.prepare, toy_models.t5_shapes(CONFIG))
   return (
     model,
@@ -158,12 +158,12 @@ def constant_bytes(text):
 
 @pytest.mark.parametrize('sampling', [GREEDY, Sampling()], ids=str)
 def test_parameters_are_arguments(sampling):
-  model, *args = arguments(False)
+  model, *args = arguments('fused')
   text = lower(model, sampling, *args).as_text()
   # Tables of the relative position buckets, 1 KB in each attention.
   assert 1000 < constant_bytes(text) < 10_000
   assert text.count('tensor<300x32xf32>') > 0
-  model, params, _, inputs, keys = arguments(False)
+  model, params, _, inputs, keys = arguments('fused')
   text = autoregressive.decode.lower(
     model, sampling, LIMITS, params, inputs, keys
   ).as_text()
@@ -171,7 +171,7 @@ def test_parameters_are_arguments(sampling):
 
 
 def test_closed_over_parameters_would_be_found():
-  model, params, _, inputs, keys = arguments(False)
+  model, params, _, inputs, keys = arguments('fused')
   closed = jnp.asarray(np.random.default_rng(0).normal(size=(300, 32)))
 
   def extend(params, cache, tokens, position):
@@ -235,7 +235,7 @@ def cache_sized_work(text):
 
 
 def test_caches_are_updated_in_place():
-  model, *args = arguments(weights_left=True)
+  model, *args = arguments('weights_left')
   text = lower(model, Sampling(), *args).compile().as_text()
   scatters = re.findall(rf'\[\d+,{CAPACITY},8\]\S* scatter\(', text)
   # Keys and values: 2 layers of the target, 1 of the draft in two places.
@@ -246,7 +246,7 @@ def test_caches_are_updated_in_place():
 @pytest.mark.parametrize('copies', [False, True])
 def test_caches_of_plain_decoding_are_updated_in_place(copies):
   # And a select over the cache, one way to freeze rows, would be found.
-  plain, params, _, inputs, keys = arguments(weights_left=False)
+  plain, params, _, inputs, keys = arguments('fused')
 
   def extend(params, cache, tokens, position):
     hidden, new = plain.extend(params, cache, tokens, position)

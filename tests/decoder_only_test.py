@@ -81,11 +81,11 @@ def feed(model, params, cache, tokens, position):
 
 
 @pytest.mark.parametrize(
-  'config, weights_left',
-  [(GPT, False), (TIED, True), (LAMDA, True)],
-  ids=['gpt', 'tied, weights left', 'lamda, weights left'],
+  'config, layout',
+  [(GPT, 'checkpoint'), (TIED, 'weights_left'), (LAMDA, 'fused')],
+  ids=['gpt', 'tied', 'lamda'],
 )
-def test_cached_chunks_equal_one_pass(config, weights_left):
+def test_cached_chunks_equal_one_pass(config, layout):
   # Far enough for distances beyond 128, where the bias has one bucket.
   length = 150
   params = random_params(config)
@@ -93,7 +93,7 @@ def test_cached_chunks_equal_one_pass(config, weights_left):
   tokens = rng.integers(0, 50, (3, length)).astype(np.int32)
   exact = np.asarray(teacher_forced(config, params, tokens))
   assert np.ptp(exact, axis=-1).min() > 1
-  model = transformer.language_model(config, None, weights_left)
+  model = transformer.language_model(config, None, layout)
   params = model.prepare(params)
   cache = model.start(params, INPUTS, length)
   position = np.zeros(3, int)

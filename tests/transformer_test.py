@@ -54,15 +54,18 @@ def batch(rows, inputs, length, seed=0):
   return jnp.asarray(ids, jnp.int32), tokens.astype(np.int32)
 
 
-@pytest.mark.parametrize('kind, weights_left', [('1.0', False), ('1.1', True)])
-def test_cached_chunks_equal_one_pass(kind, weights_left):
+@pytest.mark.parametrize(
+  'kind, layout',
+  [('1.0', 'weights_left'), ('1.1', 'checkpoint'), ('1.1', 'fused')],
+)
+def test_cached_chunks_equal_one_pass(kind, layout):
   # Far enough for distances beyond 128, where the bias has one bucket.
   config, length = KINDS[kind], 150
   params = toy_models.t5_params(config, 0)
   inputs, tokens = batch(3, 7, length)
   exact = np.asarray(teacher_forced(config, params, inputs, tokens))
   assert np.ptp(exact, axis=-1).min() > 1
-  model = transformer.language_model(config, None, weights_left)
+  model = transformer.language_model(config, None, layout)
   params = model.prepare(params)
   cache = start(model, params, inputs, length)
   rng = np.random.default_rng(1)
@@ -197,7 +200,7 @@ def test_bfloat16_stays_near_float32():
   inputs, tokens = batch(3, 7, LENGTH)
   exact = np.asarray(teacher_forced(config, params, inputs, tokens))
   narrow = config.replace(dtype='bfloat16')
-  model = transformer.language_model(narrow, None, weights_left=True)
+  model = transformer.language_model(narrow, None, 'weights_left')
   params = model.prepare(jax.tree.map(lambda x: x.astype('bfloat16'), params))
   cache = start(model, params, inputs, LENGTH)
   assert {x.dtype for x in cache.keys + cache.values} == {jnp.bfloat16.dtype}

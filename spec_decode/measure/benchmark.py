@@ -7,6 +7,7 @@ says how much.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import tqdm
 
 from spec_decode.autoregressive import Limits
+from spec_decode.language_model import LanguageModel
 from spec_decode.measure import costs as costs_lib
 from spec_decode.sampling import Sampling
 from spec_decode.speculative import Speculation
@@ -51,10 +53,17 @@ class _Pair:
 
   target: Network
   draft: Network
-  params: tuple[Any, Any]
   sampling: Sampling
   input_length: int
   repeats: int
+
+  @functools.cached_property
+  def params(self) -> tuple[Any, Any]:
+    return self.target.load(), self.draft.load()
+
+  @functools.cached_property
+  def plain(self) -> tuple[LanguageModel, Any]:
+    return self.target.baseline(self.params[0])
 
   def _arguments(self, batch: int, gamma: int, capacity: int):
     config = Speculation(
@@ -68,11 +77,14 @@ class _Pair:
 
   def seconds(self, part: str, batch: int, gamma: int, capacity: int) -> float:
     config, rest = self._arguments(batch, gamma, capacity)
-    return costs_lib.seconds_per_call(config, [part], *rest)[part]
+    seconds = costs_lib.seconds_per_call(
+      config, [part], *rest, plain=self.plain
+    )
+    return seconds[part]
 
   def costs(self, batch: int, gamma: int, capacity: int) -> costs_lib.Costs:
     config, rest = self._arguments(batch, gamma, capacity)
-    return costs_lib.costs(config, *rest)
+    return costs_lib.costs(config, *rest, plain=self.plain)
 
 
 def measure(
@@ -94,7 +106,8 @@ def measure(
     target: random or trained.
     draft: likewise.
     gamma: guesses per block.
-    widths: of the target's calls, against width 1, at the first batch size.
+    widths: of the target's calls, against a plain step, at the first batch
+      size.
     batch_sizes: rows.
     capacities: lengths of the cache between which a plain step is compared.
     input_length: tokens of the inputs.
@@ -106,12 +119,9 @@ def measure(
   """
   del output_dir
   sampling = Sampling(temperature, vocab_size=target.model.vocab_size)
-  params = target.load(), draft.load()
-  pair = _Pair(target, draft, params, sampling, input_length, repeats)
+  pair = _Pair(target, draft, sampling, input_length, repeats)
   short, long = capacities
   batch = batch_sizes[0]
-  one = pair.seconds('target', batch, 0, short)
-  wide = {w: pair.seconds('target', batch, w - 1, short) / one for w in widths}
   rows = []
   for size in tqdm.tqdm(batch_sizes, desc=f'benchmark {target.name}'):
     cost = pair.costs(size, gamma, short)
@@ -122,13 +132,16 @@ def measure(
         row[f'{name}_ms'] = 1e3 * value
     rows.append(row)
   plain = rows[0]['plain_step_ms'] / 1e3
-  bandwidth = read_bandwidth()
+  wide = {
+    w: pair.seconds('target', batch, w - 1, short) / plain for w in widths
+  }
+  bandwidth, size = read_bandwidth(), step_bytes(pair.plain[1])
   return {
     'target': target.name,
     'draft': draft.name,
     'bandwidth_gb_s': bandwidth / 1e9,
-    'step_megabytes': step_bytes(params[0]) / 1e6,
-    'bandwidth_used': step_bytes(params[0]) / plain / bandwidth,
+    'step_megabytes': size / 1e6,
+    'bandwidth_used': size / plain / bandwidth,
     'wide_over_one': wide,
     'capacity_ratio': pair.seconds('plain_step', batch, 0, long) / plain,
     'rows': rows,

@@ -17,6 +17,7 @@ import tqdm
 from spec_decode import autoregressive
 from spec_decode import speculative
 from spec_decode import theory
+from spec_decode.language_model import LanguageModel
 from spec_decode.measure import costs as costs_lib
 from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
@@ -50,7 +51,8 @@ def measure(
   alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
   config, (params, draft_params) = workload.speculation(), workload.params
   batches = [b for _, b in zip(range(num_batches), workload.batches())]
-  start, start_plain = _starts(config)
+  plain_model, plain_params = workload.plain
+  start, start_plain = _starts(config, plain_model)
   totals = dict.fromkeys(('plain', 'fast', 'start', 'start_plain'), 0.0)
   tokens = calls = differing = 0
   for batch in tqdm.tqdm(batches, desc='walltime', unit='batch'):
@@ -63,7 +65,7 @@ def measure(
           start, params, draft_params, batch.inputs, keys, batch.prompt
         ),
         'start_plain': functools.partial(
-          start_plain, params, batch.inputs, keys, batch.prompt
+          start_plain, plain_params, batch.inputs, keys, batch.prompt
         ),
       },
       repeats,
@@ -77,7 +79,12 @@ def measure(
     tokens += int(np.max(fast.length[real]))
     calls += int(np.max(fast.target_calls[real]))
   cost = costs_lib.costs(
-    config, params, draft_params, batches[0].inputs, repeats
+    config,
+    params,
+    draft_params,
+    batches[0].inputs,
+    repeats,
+    plain=workload.plain,
   )
   summary = {
     'examples': sum(batch.count for batch in batches),
@@ -88,7 +95,7 @@ def measure(
   return summary
 
 
-def _starts(config: Speculation):
+def _starts(config: Speculation, plain_model: LanguageModel):
   """What both loops do before their first token, compiled."""
 
   def start(params, draft_params, inputs, keys, prompt):
@@ -97,7 +104,7 @@ def _starts(config: Speculation):
 
   def start_plain(params, inputs, keys, prompt):
     state = autoregressive.init(
-      config.target, config.limits, params, inputs, keys, prompt
+      plain_model, config.limits, params, inputs, keys, prompt
     )
     return state.cache
 

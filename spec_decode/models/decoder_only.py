@@ -85,16 +85,14 @@ class Layer(nn.Module):
   """Causal self-attention, then the feed-forward block."""
 
   config: DecoderOnlyConfig
-  weights_left: bool = False
+  layout: str = 'checkpoint'
 
   def setup(self):
-    cfg = self.config
+    cfg, kwargs = self.config, transformer.layout_flags(self.layout)
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(
-      cfg, self.weights_left, fused=self.weights_left
-    )
+    self.self_attention = Attention(cfg, **kwargs)
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
-    self.mlp = Mlp(cfg, self.weights_left)
+    self.mlp = Mlp(cfg, **kwargs)
     self.dropout = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))
 
   def __call__(self, x: Array, bias: Array, cached, deterministic: bool):
@@ -127,7 +125,7 @@ class Decoder(nn.Module):
 
   config: DecoderOnlyConfig
   token_embedder: nn.Module
-  weights_left: bool = False
+  layout: str = 'checkpoint'
 
   def setup(self):
     cfg = self.config
@@ -136,13 +134,15 @@ class Decoder(nn.Module):
     else:
       self.relpos_bias = RelativeBias(cfg, bidirectional=False)
     self.layers = [
-      Layer(cfg, self.weights_left) for _ in range(cfg.num_decoder_layers)
+      Layer(cfg, self.layout) for _ in range(cfg.num_decoder_layers)
     ]
     self.decoder_norm = LayerNorm(cfg.dtype)
     self.dropout = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))
     if not cfg.logits_via_embedding:
       self.logits_dense = Dense(
-        cfg.vocab_size, ('embed', 'vocab'), weights_left=self.weights_left
+        cfg.vocab_size,
+        ('embed', 'vocab'),
+        weights_left=transformer.layout_flags(self.layout)['weights_left'],
       )
 
   def __call__(
@@ -186,15 +186,15 @@ class DecoderOnly(nn.Module):
 
   Attributes:
     config: the sizes.
-    weights_left: as there.
+    layout: as there.
   """
 
   config: DecoderOnlyConfig
-  weights_left: bool = False
+  layout: str = 'checkpoint'
 
   def setup(self):
     self.token_embedder = Embed(self.config)
-    self.decoder = Decoder(self.config, self.token_embedder, self.weights_left)
+    self.decoder = Decoder(self.config, self.token_embedder, self.layout)
 
   def __call__(
     self,
@@ -259,5 +259,5 @@ class DecoderOnly(nn.Module):
 
 
 @transformer.network.register
-def _(config: DecoderOnlyConfig, weights_left: bool = False) -> DecoderOnly:
-  return DecoderOnly(config, weights_left)
+def _(config: DecoderOnlyConfig, layout: str = 'checkpoint') -> DecoderOnly:
+  return DecoderOnly(config, layout)

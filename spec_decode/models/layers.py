@@ -196,7 +196,7 @@ class Attention(nn.Module):
     config: the sizes.
     weights_left: see `Dense`.
     fused: one kernel projects queries, keys and values of the same
-      activations, as `transformer.decoding_layout` leaves self-attention.
+      activations.
   """
 
   config: T5Config
@@ -260,11 +260,12 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
   """T5's feed-forward block; more than one activation means gated.
 
-  With `weights_left` the input kernels are one, see `decoding_layout`.
+  With `fused` the input kernels are one.
   """
 
   config: T5Config
   weights_left: bool = False
+  fused: bool = False
 
   @nn.compact
   def __call__(self, x: Array, deterministic: bool = True) -> Array:
@@ -273,7 +274,7 @@ class Mlp(nn.Module):
       Dense, dtype=cfg.dtype, weights_left=self.weights_left
     )
     count, axes = len(cfg.mlp_activations), ('embed', 'mlp')
-    if self.weights_left:
+    if self.fused:
       parts = jnp.split(
         dense(count * cfg.mlp_dim, axes, name='wi')(x), count, -1
       )

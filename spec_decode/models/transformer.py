@@ -34,6 +34,8 @@ Array = jax.Array
 
 # Added to the attention logits of masked keys; T5X's value.
 _MASKED = -1e10
+# See `to_layout`.
+LAYOUTS = ('checkpoint', 'fused', 'weights_left')
 
 
 @struct.dataclass
@@ -76,18 +78,17 @@ class DecoderLayer(nn.Module):
   """Causal self-attention, cross-attention, feed-forward block."""
 
   config: T5Config
-  weights_left: bool = False
+  layout: str = 'checkpoint'
 
   def setup(self):
-    cfg = self.config
+    cfg, kwargs = self.config, layout_flags(self.layout)
+    left = kwargs['weights_left']
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(
-      cfg, self.weights_left, fused=self.weights_left
-    )
+    self.self_attention = Attention(cfg, **kwargs)
     self.pre_cross_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.encoder_decoder_attention = Attention(cfg, self.weights_left)
+    self.encoder_decoder_attention = Attention(cfg, left)
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
-    self.mlp = Mlp(cfg, self.weights_left)
+    self.mlp = Mlp(cfg, **kwargs)
     self.dropout = _dropout(cfg)
 
   def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
@@ -154,20 +155,21 @@ class Decoder(nn.Module):
 
   config: T5Config
   token_embedder: nn.Module
-  weights_left: bool = False
+  layout: str = 'checkpoint'
 
   def setup(self):
     cfg = self.config
     self.relpos_bias = RelativeBias(cfg, bidirectional=False)
     self.layers = [
-      DecoderLayer(cfg, self.weights_left)
-      for _ in range(cfg.num_decoder_layers)
+      DecoderLayer(cfg, self.layout) for _ in range(cfg.num_decoder_layers)
     ]
     self.decoder_norm = LayerNorm(cfg.dtype)
     self.dropout = _dropout(cfg)
     if not cfg.logits_via_embedding:
       self.logits_dense = Dense(
-        cfg.vocab_size, ('embed', 'vocab'), weights_left=self.weights_left
+        cfg.vocab_size,
+        ('embed', 'vocab'),
+        weights_left=layout_flags(self.layout)['weights_left'],
       )
 
   def cross_keys_values(self, encoded: Array):
@@ -213,17 +215,16 @@ class Transformer(nn.Module):
 
   Attributes:
     config: the sizes; T5X's own `network.T5Config` will do.
-    weights_left: the decoder's kernels are stored as `decoding_layout` leaves
-      them: faster for chunks on a CPU, see `Dense`.
+    layout: how the decoder's kernels are stored, see `to_layout`.
   """
 
   config: T5Config
-  weights_left: bool = False
+  layout: str = 'checkpoint'
 
   def setup(self):
     self.token_embedder = Embed(self.config)
     self.encoder = Encoder(self.config, self.token_embedder)
-    self.decoder = Decoder(self.config, self.token_embedder, self.weights_left)
+    self.decoder = Decoder(self.config, self.token_embedder, self.layout)
 
   def encode(
     self, encoder_input_tokens, encoder_segment_ids=None, enable_dropout=True
@@ -335,13 +336,13 @@ def _bias(mask: Array) -> Array:
 
 
 @functools.singledispatch
-def network(config: Any, weights_left: bool = False) -> nn.Module:
+def network(config: Any, layout: str = 'checkpoint') -> nn.Module:
   """The module of a configuration; other kinds register theirs.
 
   It has the methods of `Transformer`: called with (inputs, tokens) for
   teacher-forced logits, and `start`, `extend` and `logits`.
   """
-  return Transformer(config, weights_left)
+  return Transformer(config, layout)
 
 
 def initial_params(config: T5Config, seed: int) -> Any:
@@ -353,14 +354,32 @@ def initial_params(config: T5Config, seed: int) -> Any:
   return jax.jit(init)(jax.random.key(seed))['params']
 
 
-def decoding_layout(params: Any) -> Any:
-  """Parameters as `Transformer(config, weights_left=True)` takes them.
+def layout_flags(layout: str) -> dict[str, bool]:
+  """What a layout means for `layers.Attention` and `layers.Mlp`."""
+  return {
+    'fused': layout != 'checkpoint',
+    'weights_left': layout == 'weights_left',
+  }
 
-  Transposes the decoder's kernels and joins those that read the same
-  activations: query, key and value of self-attention, and a gated block's two
-  input kernels. A small product costs a CPU more to hand to its threads than
-  to compute. Call it once, outside the decoding loop.
+
+def to_layout(params: Any, layout: str) -> Any:
+  """Parameters of a checkpoint as `Transformer(config, layout)` takes them.
+
+  To be called once, outside the decoding loop.
+
+  Args:
+    params: as T5X names them.
+    layout: 'checkpoint' leaves them alone. 'fused' joins the decoder's kernels
+      that read the same activations: query, key and value of self-attention,
+      and a gated block's two input kernels, since a small product costs a CPU
+      more to hand to its threads than to compute. 'weights_left' also
+      transposes the decoder's kernels: on a CPU faster for a few tokens per
+      call, slower for one where kernels are narrow; see `layers.Dense`.
   """
+  if layout not in LAYOUTS:
+    raise ValueError(f'Expected a layout of {LAYOUTS}, got {layout!r}.')
+  if layout == 'checkpoint':
+    return params
 
   def joined(module, name, parts):
     kernels = [module.pop(part)['kernel'] for part in parts]
@@ -376,17 +395,17 @@ def decoding_layout(params: Any) -> Any:
     name: layer(value) if name.startswith('layers_') else value
     for name, value in params['decoder'].items()
   }
-  flat = traverse_util.flatten_dict(decoder)
-  flat = {
-    path: leaf.T if path[-1] == 'kernel' else leaf
-    for path, leaf in flat.items()
-  }
-  return params | {'decoder': traverse_util.unflatten_dict(flat)}
+  if layout == 'weights_left':
+    flat = traverse_util.flatten_dict(decoder)
+    decoder = traverse_util.unflatten_dict(
+      {k: x.T if k[-1] == 'kernel' else x for k, x in flat.items()}
+    )
+  return params | {'decoder': decoder}
 
 
 @functools.cache
 def language_model(
-  config: T5Config, vocab_size: int | None = None, weights_left: bool = False
+  config: T5Config, vocab_size: int | None = None, layout: str = 'checkpoint'
 ) -> LanguageModel:
   """A network as the decoding loops want it; inputs are token ids [B, I].
 
@@ -395,10 +414,10 @@ def language_model(
   Args:
     config: the sizes.
     vocab_size: number of real ids; default all of them.
-    weights_left: keep the decoder's kernels in the layout that makes chunks
-      fast on a CPU. Pays for targets, not for small drafts.
+    layout: of the parameters that the functions take; `prepare` brings a
+      checkpoint's into it. See `to_layout`.
   """
-  module = network(config, weights_left)
+  module = network(config, layout)
   call = lambda method: (
     lambda params, *args: module.apply({'params': params}, *args, method=method)
   )
@@ -407,5 +426,5 @@ def language_model(
     extend=call('extend'),
     logits=call('logits'),
     vocab_size=vocab_size or config.vocab_size,
-    prepare=decoding_layout if weights_left else lambda params: params,
+    prepare=lambda params: to_layout(params, layout),
   )
