@@ -6,7 +6,14 @@ import pathlib
 import setuptools
 
 DATA = ['seqio', 'tensorflow-datasets', 't5', 'importlib-resources']
-TEST = ['pytest>=8', 'pytest-xdist>=3.5', 'scipy>=1.11', 'ruff>=0.6']
+TEST = [
+  'ipykernel',
+  'nbclient',
+  'pytest>=8',
+  'pytest-xdist>=3.5',
+  'ruff>=0.6',
+  'scipy>=1.11',
+]
 
 setuptools.setup(
   name='spec_decode',

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of README.md from the records in experiments/.
+"""Writes the tables of README.md and the pages of experiments/, from records.
 
-python scripts/make_tables.py          rewrites what stands between the marks
+python scripts/make_tables.py          rewrites them, README.md between marks
 python scripts/make_tables.py --check  fails if that would change anything
 """
 
@@ -15,16 +15,12 @@ from absl import app
 from absl import flags
 
 from spec_decode import records
+from spec_decode.report import pages
+from spec_decode.report import tables
 
 _CHECK = flags.DEFINE_bool('check', False, 'Compare, write nothing.')
 _ROOT = pathlib.Path(__file__).parent.parent
-
-
-def table(rows: Sequence[dict[str, str]]) -> str:
-  """Rows of equal keys as Markdown."""
-  titles = list(rows[0])
-  lines = [titles, ['---'] * len(titles), *(row.values() for row in rows)]
-  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+_EXPERIMENTS = str(_ROOT / 'experiments')
 
 
 def _latest(path: str, key) -> list[dict[str, Any]]:
@@ -40,18 +36,21 @@ def _with_error(value: float, error: float, digits: int) -> str:
 
 
 def speculation() -> str:
-  """One row per task, draft and temperature."""
+  """One row per task, draft and temperature: table 4 in short."""
   rows = []
   found = _latest(
-    'experiments/debian/records.jsonl',
+    'experiments/table4/records.jsonl',
     lambda r: tuple(
-      r['results']['workload'][k] for k in ('task', 'draft', 'temperature')
+      r['results']['workload'][k]
+      for k in ('task', 'target', 'draft', 'temperature', 'gamma', 'replay')
     ),
   )
   for record in found:
     results = record['results']
     work, times = results['workload'], results['walltime']
-    alpha, decoded = results['acceptance_rate'], results['generate']
+    if work['replay'] is not None:
+      continue  # simulations have a place in the table's own page only
+    alpha = results['acceptance_rate']
     rows.append(
       {
         'task': work['task'],
@@ -60,15 +59,15 @@ def speculation() -> str:
         'gamma': str(work['gamma']),
         'alpha': _with_error(alpha['alpha'], alpha['standard_error'], 3),
         'tokens per call': _with_error(
-          decoded['tokens_per_call'], decoded['tokens_per_call_error'], 2
+          times['tokens_per_call'], times['tokens_per_call_error'], 2
         ),
         'c': f'{times["c"]:.3f}',
         'theorem 3.8': f'{times["predicted_theorem_3_8"]:.2f}',
         'from costs': f'{times["predicted_from_costs"]:.2f}',
-        'measured': f'{times["speedup"]:.2f}',
+        'measured': _with_error(times['speedup'], times['speedup_error'], 2),
       }
     )
-  return _machine(found) + '\n\n' + table(rows)
+  return _machine(found) + '\n\n' + pages.markdown(rows)
 
 
 def benchmark() -> str:
@@ -102,14 +101,14 @@ def benchmark() -> str:
           'iteration / its calls': f'{row["overhead"]:.2f}',
         }
       )
-  return _machine(found) + '\n\n' + table(rows)
+  return _machine(found) + '\n\n' + pages.markdown(rows)
 
 
 def sample() -> str:
-  """The first output of the quickstart, block by block."""
-  path = _ROOT / 'experiments/debian/samples.txt'
-  legend, _, rest = path.read_text(encoding='utf-8').partition('\n\n')
-  return f'```\n{rest.partition(chr(10) * 2)[0]}\n```\n\n{legend}.'
+  """The output of figure 1, block by block."""
+  if not tables.read(_EXPERIMENTS, 'figure1'):
+    raise FileNotFoundError
+  return pages.sample(_EXPERIMENTS)
 
 
 def quality() -> str:
@@ -130,7 +129,7 @@ def quality() -> str:
         'examples': str(decoded['examples']),
       }
     )
-  return table(rows)
+  return pages.markdown(rows)
 
 
 def _machine(found) -> str:
@@ -169,11 +168,13 @@ def main(argv: Sequence[str]) -> None:
   path = _ROOT / 'README.md'
   old = path.read_text(encoding='utf-8')
   new = rewritten(old)
-  if old == new:
+  if not _CHECK.value:
+    path.write_text(new, encoding='utf-8')
+    pages.write(_EXPERIMENTS)
     return
-  if _CHECK.value:
-    sys.exit('README.md is not what the records say: run make_tables.py.')
-  path.write_text(new, encoding='utf-8')
+  stale = pages.stale(_EXPERIMENTS) + ([str(path)] if old != new else [])
+  if stale:
+    sys.exit(f'Not what the records say, run make_tables.py: {stale}')
 
 
 if __name__ == '__main__':

@@ -10,6 +10,8 @@ l    lenience; 1 is exact
 Shape letters: B rows, G guesses of a block (gamma), V ids.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -77,6 +79,31 @@ def verify(
   empty = jnp.sum(weights, axis=-1, keepdims=True) <= 0
   weights = jnp.where(empty, p, weights)
   return accepted, sampling_lib.draw(weights, extra_uniforms)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+  """Stands in for `verify`: each guess passes with a probability given.
+
+  A simulation. With random weights at true shapes it costs what the real pair
+  costs, at the acceptance that was published for it; the text means nothing.
+
+  Attributes:
+    alpha: the probability, in [0, 1].
+  """
+
+  alpha: float
+
+  def __post_init__(self):
+    if not 0 <= self.alpha <= 1:
+      raise ValueError(f'Expected alpha in [0, 1], got {self.alpha}.')
+
+  def __call__(
+    self, logits, guesses, count, q, test_uniforms, *args
+  ) -> tuple[Array, Array]:
+    # The real verdict decides the extra token, so none of its work is saved.
+    _, extra = verify(logits, guesses, count, q, test_uniforms, *args)
+    return _leading(test_uniforms < self.alpha, count), extra
 
 
 def acceptance_probability(

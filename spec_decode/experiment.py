@@ -8,9 +8,13 @@ mistyped scope or macro.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 import difflib
 import functools
+import hashlib
+import itertools
 import os
 import pathlib
 from typing import Any
@@ -18,6 +22,7 @@ from typing import Any
 import gin
 from rich.console import Console
 from rich.table import Table
+import tqdm
 
 from spec_decode import records
 from spec_decode.workload import Workload
@@ -34,8 +39,10 @@ def run(
   output_dir: str,
   name: str,
   workload: Workload | None = None,
-  record_path: str | None = None,
-) -> dict[str, Any]:
+  record_path: str | Sequence[str] | None = None,
+  resume: bool = False,
+  only_check: bool = False,
+) -> dict[str, Any] | None:
   """Runs jobs one after another and appends one record of all.
 
   Args:
@@ -45,7 +52,16 @@ def run(
     output_dir: gets the jobs' files, config.gin and records.jsonl.
     name: of the run, in the record.
     workload: what the jobs work on.
-    record_path: where the record goes instead.
+    record_path: where the record goes instead; several get copies.
+    resume: do nothing if the record of this very configuration, with these
+      very weights, is there. Also keeps the table from the screen.
+    only_check: stop where the work would begin.
+
+  Returns:
+    The record.
+
+  Raises:
+    ConfigError: something is wrong with the configuration.
   """
   problems = unreachable_bindings(run)
   if workload is not None:
@@ -55,7 +71,25 @@ def run(
       f'{len(problems)} thing(s) to correct, nothing was run:\n'
       + '\n'.join(f'  {i + 1}. {text}' for i, text in enumerate(problems))
     )
+  if only_check:
+    return None
   directory = pathlib.Path(output_dir).expanduser()
+  paths = record_path or os.fspath(directory / 'records.jsonl')
+  paths = [paths] if isinstance(paths, str) else paths
+  key = _key(workload)
+  record = records.find(paths, key) if resume else None
+  if record is None:
+    record = _run(jobs, directory, name, workload, key)
+    if workload is not None and not resume:
+      show(workload, record['results'])
+  for path in paths:
+    if not resume or records.find([path], key) is None:
+      records.append(path, record)
+  return record
+
+
+def _run(jobs, directory, name, workload, key) -> dict[str, Any]:
+  """Runs the jobs; returns the record, which it does not append."""
   directory.mkdir(parents=True, exist_ok=True)
   results: dict[str, Any] = {}
   for job in jobs:
@@ -64,11 +98,118 @@ def run(
     results[_job_name(job)] = job(*arguments)
   config = gin.operative_config_str()
   (directory / 'config.gin').write_text(config, encoding='utf-8')
-  record = records.stamp(name, config, _described(workload) | results)
-  records.append(record_path or directory / 'records.jsonl', record)
-  if workload is not None:
-    show(workload, results)
-  return record
+  return records.stamp(name, config, _described(workload) | results, key)
+
+
+def _key(workload: Workload | None) -> str:
+  """Says what was to be run, and with which weights."""
+  digest = hashlib.sha256(gin.config_str().encode())
+  for weights in _weights(workload).values():
+    digest.update(weights.encode())
+  return digest.hexdigest()
+
+
+def _weights(workload: Workload | None) -> dict[str, str]:
+  """SHA-256 of the files that target and draft come from."""
+  found = {}
+  for source in (workload.target, workload.draft) if workload else ():
+    path = source.path and pathlib.Path(source.path)
+    if path and path.is_file():
+      found[source.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """Runs that differ in a few choices: every combination is a row.
+
+  A gin file and a binding are text; several may stand together in tuples.
+
+  Attributes:
+    files: gin files of all rows.
+    folders: those of the sweep's `experiments` that get the records.
+    choices: for each thing that varies, what there is to choose from.
+    values: bindings of all rows, by name.
+  """
+
+  files: Any
+  folders: Sequence[str]
+  choices: Sequence[Any] = ()
+  values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __iter__(self) -> Iterator[tuple[list[str], list[str]]]:
+    """(gin files, bindings) of each row."""
+    common = [f'{name} = {value!r}' for name, value in self.values.items()]
+    options = [[c] if isinstance(c, str) else c for c in self.choices]
+    for chosen in itertools.product(*options):
+      items = _flat((self.files, chosen))
+      yield (
+        [item for item in items if item.endswith('.gin')],
+        common + [item for item in items if not item.endswith('.gin')],
+      )
+
+
+def _flat(item: Any) -> list[str]:
+  """All text inside nested tuples, in order."""
+  if isinstance(item, str):
+    return [item]
+  return [text for inner in item for text in _flat(inner)]
+
+
+def sweep(
+  rows: Sequence[Rows],
+  experiments: str,
+  finish: Callable[[str], None] | None = None,
+  search_paths: Sequence[str] = ('.',),
+) -> None:
+  """Runs all rows whose records are not there yet, one after another.
+
+  Stopped and called again it goes on where it was. All rows are checked before
+  the first runs.
+
+  Args:
+    rows: what to run.
+    experiments: has a folder with a records.jsonl per table or figure.
+    finish: called with `experiments` after the last row.
+    search_paths: folders that gin files are looked up in.
+
+  Raises:
+    ConfigError: something is wrong with rows, named together.
+  """
+  problems = unreachable_bindings(sweep)
+  plan = [
+    (row, [f'{experiments}/{name}/records.jsonl' for name in group.folders])
+    for group in rows
+    for row in group
+  ]
+  for (files, bindings), _ in plan:
+    try:
+      _configured(files, bindings, search_paths)(only_check=True)
+    except ConfigError as error:
+      problems.append(f'{" ".join([*files, *bindings])}: {error}')
+  if problems:
+    raise ConfigError('\n'.join(problems))
+  with tqdm.tqdm(plan, desc='rows', unit='row') as bar:
+    for (files, bindings), paths in bar:
+      stems = [pathlib.Path(item).stem for item in (*files, *bindings)]
+      bar.set_postfix_str(' '.join(stems))
+      run_one = _configured(files, bindings, search_paths)
+      run_one(record_path=paths, resume=True)
+  if finish is not None:
+    finish(experiments)
+
+
+def _configured(files, bindings, search_paths) -> Callable:
+  """`run` as nothing but these files and bindings configure it."""
+  gin.clear_config()
+  parse(files, bindings, search_paths)
+  return gin.get_configurable(run)
+
+
+def main() -> None:
+  """Does what the parsed configuration is for: a sweep or a run."""
+  is_sweep = any(name.endswith('.sweep') for _, name in gin.config._CONFIG)
+  gin.get_configurable(sweep if is_sweep else run)()
 
 
 def _job_name(job: Job) -> str:
@@ -89,6 +230,8 @@ def _described(workload: Workload | None) -> dict[str, Any]:
       'gamma': workload.gamma,
       'lenience': workload.lenience,
       'batch_size': workload.batch_size,
+      'replay': workload.replay,
+      'weights': _weights(workload),
     }
   }
 
@@ -104,6 +247,8 @@ def show(workload: Workload, results: dict[str, Any]) -> None:
     'temperature': f'{workload.temperature:g}',
     'gamma': str(workload.gamma),
   }
+  if workload.replay is not None:
+    cells['simulated'] = f'guesses accepted at {workload.replay:g}'
   if rate:
     cells['alpha'] = (
       f'{rate["alpha"]:.3f} ± {rate["standard_error"]:.3f}'

@@ -32,7 +32,6 @@ def generate(
   workload: Workload,
   output_dir: str,
   earlier: dict[str, Any] | None = None,
-  metric: str | None = None,
   num_samples: int = 5,
   compare: bool = True,
 ) -> dict[str, Any]:
@@ -42,7 +41,6 @@ def generate(
     workload: what to decode.
     output_dir: gets predictions.jsonl and samples.txt.
     earlier: unused.
-    metric: 'bleu' or 'rouge_l', against the examples' targets.
     num_samples: outputs to show block by block.
     compare: at temperature 0, decode without speculation too and count the
       examples that differ.
@@ -54,7 +52,8 @@ def generate(
   directory = pathlib.Path(output_dir)
   directory.mkdir(parents=True, exist_ok=True)
   lines, differing = [], None
-  compare = compare and workload.temperature == 0
+  exact = workload.temperature == 0 and workload.replay is None
+  compare = compare and exact
   began, first, total = None, 0, len(workload.prompts.examples)
   with (
     (directory / 'predictions.jsonl').open('w', encoding='utf-8') as out,
@@ -81,6 +80,7 @@ def generate(
         f' {accepted / tested:.2f}'
       )
   summary = _summary(lines)
+  metric = workload.prompts.metric
   if metric is not None:
     references = [e.targets for e in workload.prompts.examples]
     predictions = [line['prediction'] for line in lines]
@@ -114,6 +114,7 @@ def _lines(workload: Workload, batch, result, first: int) -> Iterator[dict]:
       'tested': int(result.tested[i]),
       'accepted': int(result.accepted[i]),
       'histogram': result.histogram[i].tolist(),
+      'simulated': workload.replay is not None,
     }
 
 
@@ -161,6 +162,8 @@ def _write_samples(workload: Workload, path: pathlib.Path, number: int) -> None:
   """Shows outputs block by block: coloured on screen, marked in a file."""
   vocabulary = workload.prompts.tokenizer
   console, marked = Console(), [LEGEND, '']
+  if workload.replay is not None:
+    marked.insert(0, f'Simulated: guesses accepted at {workload.replay:g}.')
   if number:
     console.print(
       Text.assemble(

@@ -2,6 +2,7 @@
 """One run, one JSON line: what was run, on what, and what came out."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import datetime
 import importlib.metadata
 import json
@@ -52,11 +53,17 @@ def _commit() -> str | None:
   return head.stdout.strip() + ('+' if changed.strip() else '')
 
 
-def stamp(name: str, config: str, results: Mapping[str, Any]) -> dict[str, Any]:
-  """A record: `results` with what is needed to repeat and to judge them."""
+def stamp(
+  name: str, config: str, results: Mapping[str, Any], key: str = ''
+) -> dict[str, Any]:
+  """A record: `results` with what is needed to repeat and to judge them.
+
+  `key` is that of `find`.
+  """
   now = datetime.datetime.now(datetime.UTC)
   return {
     'name': name,
+    'key': key,
     'time': now.isoformat(timespec='seconds'),
     'commit': _commit(),
     'hardware': hardware(),
@@ -95,3 +102,14 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         f'Expected JSON in line {number + 1} of {path}, got {line[:60]!r}.'
       ) from error
   return records
+
+
+def find(paths: Sequence[str], key: str) -> dict[str, Any] | None:
+  """The newest record with this key in any of the files, or None."""
+  found = None
+  for path in paths:
+    if pathlib.Path(path).expanduser().is_file():
+      for record in read(path):
+        if record.get('key') == key:
+          found = record
+  return found

@@ -10,7 +10,6 @@ import sys
 
 from absl import app
 from absl import flags
-import gin
 
 from spec_decode import experiment
 
@@ -41,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
         'Expected --gin_file=..., got none. configs/runs has examples.'
       )
     experiment.parse(_FILES.value, _BINDINGS.value, _PATHS.value)
-    gin.get_configurable(experiment.run)()
+    experiment.main()
   except experiment.ConfigError as error:
     print(f'Refused: {error}', file=sys.stderr)
     sys.exit(2)

@@ -9,6 +9,7 @@ Shape letters: B rows, S buffer length, G guesses per block (gamma), N new
 tokens at most, E hidden size, V ids.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
 import functools
@@ -46,6 +47,7 @@ class Speculation:
     lenience: l of appendix A.5; below 1 the output is no longer exact.
     measure_beta: also sum beta over the tested guesses. Reads the whole
       vocabulary at every position, so it is not free.
+    verify: decides which guesses stand; `acceptance.Replayed` for simulations.
   """
 
   target: LanguageModel
@@ -54,6 +56,7 @@ class Speculation:
   limits: Limits
   lenience: float = 1.0
   measure_beta: bool = False
+  verify: Callable[..., tuple[Array, Array]] = acceptance.verify
 
   def __post_init__(self):
     if not 0 < self.lenience <= 1:
@@ -177,7 +180,7 @@ def step(
   )
   logits = config.target.logits(params, hidden)
   # Lines 3 and 4: how many stand, and the token after them.
-  accepted, extra = acceptance.verify(
+  accepted, extra = config.verify(
     logits,
     proposal.tokens,
     drawn,
@@ -218,8 +221,6 @@ def target_width(target: LanguageModel, params: Any, state: State) -> int:
 
 def _uniforms(keys: Array, config: Speculation) -> tuple[Array, Array]:
   """Random numbers of the test [B, G] and of the extra token [B, 2]."""
-  if config.sampling.greedy:
-    return None, None
   with_role, uniforms = randomness.with_role, randomness.uniforms
   return (
     uniforms(with_role(keys, randomness.TEST), config.draft.gamma),

@@ -11,6 +11,7 @@ from etils import epath
 import jax
 import jax.numpy as jnp
 
+from spec_decode import acceptance
 from spec_decode import autoregressive
 from spec_decode import randomness
 from spec_decode import speculative
@@ -29,6 +30,7 @@ class DraftSource(Protocol):
   """Where a draft comes from: a `Network` or tables."""
 
   name: str
+  path: str | None
 
   def load(self) -> Any: ...
 
@@ -72,7 +74,7 @@ class Network:
   def load(self) -> Any:
     """Parameters, prepared for decoding."""
     if self.path is None:
-      params = transformer.initial_params(self.config, seed=0)
+      params = transformer.initial_params(self.config, 0, self.dtype)
     else:
       params = checkpoints.load(self.path, self.config)
     cast = lambda x: jnp.asarray(x, self.dtype)
@@ -137,6 +139,8 @@ class Workload:
     batch_size: rows decoded together.
     seed: with an example's id it fixes the example's sample.
     mask: keep padding and ids beyond the vocabulary from being drawn.
+    replay: simulate: guesses are accepted with this probability, whatever they
+      are, and nothing in the text ends it. None for real decoding.
   """
 
   target: Network
@@ -152,6 +156,7 @@ class Workload:
   batch_size: int = 1
   seed: int = 0
   mask: bool = True
+  replay: float | None = None
 
   @functools.cached_property
   def sampling(self) -> Sampling:
@@ -161,7 +166,14 @@ class Workload:
 
   @property
   def limits(self) -> Limits:
-    return Limits(self.max_new_tokens, text.Vocabulary.eos_id)
+    eos_id = text.Vocabulary.eos_id if self.replay is None else -1
+    return Limits(self.max_new_tokens, eos_id)
+
+  @property
+  def verify(self) -> Any:
+    if self.replay is None:
+      return acceptance.verify
+    return acceptance.Replayed(self.replay)
 
   @functools.cached_property
   def params(self) -> tuple[Any, Any]:
@@ -186,6 +198,7 @@ class Workload:
       self.limits,
       self.lenience,
       measure_beta,
+      self.verify,
     )
 
   def keys(self, batch: text.Batch) -> jax.Array:
@@ -230,7 +243,11 @@ class Workload:
         f' {"the decoder alone" if encodes else "an encoder"}. Set'
         f' text.Prompts.continued = {None if encodes else "targets"!r}.'
       )
-    for build in (lambda: self.limits, lambda: self.sampling):
+    for build in (
+      lambda: self.limits,
+      lambda: self.sampling,
+      lambda: self.verify,
+    ):
       try:
         build()
       except ValueError as error:

@@ -26,7 +26,16 @@ LAYERS = [
     'copy_draft',
   ],
   ['data.text', 'data.tasks', 'data.prompts', 'models.t5x_model'],
-  ['workload', 'records', 'train', 'measure', 'generate', 'experiment'],
+  [
+    'workload',
+    'draft_sources',
+    'records',
+    'report',
+    'train',
+    'measure',
+    'generate',
+    'experiment',
+  ],
   ['run'],
 ]
 # Outside packages -> who may import them.

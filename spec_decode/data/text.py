@@ -186,6 +186,7 @@ class Prompts:
       'inputs' or 'targets', whose tokens the decoder goes on from: its first
       `input_length`, without an EOS; with 0 and `truncate` the generation is
       unconditional. None where an encoder reads the inputs.
+    metric: what the task is scored by, of `quality.METRICS`; None for nothing.
   """
 
   task: str
@@ -196,6 +197,7 @@ class Prompts:
   truncate: bool = False
   extra_ids: int = 0
   continued: str | None = None
+  metric: str | None = None
 
   @functools.cached_property
   def tokenizer(self) -> Vocabulary:

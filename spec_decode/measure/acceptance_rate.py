@@ -7,7 +7,6 @@ each, and beta = sum_x min(p(x) / l, q(x)) is averaged over its positions
 which sees only prefixes before a rejection, nor with accepted / drawn.
 """
 
-from collections.abc import Iterator
 import dataclasses
 import functools
 from typing import Any
@@ -125,11 +124,26 @@ def betas(
   )
 
 
-def target_texts(workload: Workload) -> Iterator[tuple[Any, np.ndarray, Any]]:
-  """(batch, tokens [B, W], lengths [B]) that the target alone generates."""
-  for batch in workload.batches():
-    plain: autoregressive.Result = workload.decode_plain(batch)
-    yield batch, np.asarray(plain.tokens), np.asarray(plain.length)
+@functools.lru_cache(maxsize=8)
+def target_texts(
+  alone: Workload, batch_size: int, num_tokens: int
+) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+  """Text that the target generates: [(batch, tokens [B, W], lengths [B])].
+
+  Remembered, as many drafts are measured on the same text. Ends with the batch
+  that reaches `num_tokens`.
+  """
+  texts, done = [], 0
+  bar = tqdm.tqdm(total=num_tokens, desc='text', unit='token', leave=None)
+  with bar:
+    for batch in alone.prompts.batches(batch_size):
+      plain: autoregressive.Result = alone.decode_plain(batch)
+      texts.append((batch, np.asarray(plain.tokens), np.asarray(plain.length)))
+      done += int(np.sum(plain.length[: batch.count]))
+      bar.update(min(done, num_tokens) - bar.n)
+      if done >= num_tokens:
+        break
+  return texts
 
 
 def measure(
@@ -138,8 +152,18 @@ def measure(
   earlier: dict[str, Any] | None = None,
   num_tokens: int = 10_000,
   lenience: tuple[float, ...] = (1.0,),
+  batch_size: int | None = None,
 ) -> dict[str, Any]:
   """alpha over `num_tokens` target-generated tokens, with its error.
+
+  Args:
+    workload: whose drafts and target are compared.
+    output_dir: unused.
+    earlier: unused.
+    num_tokens: stop once there are so many.
+    lenience: levels l, the first for `alpha` itself.
+    batch_size: of rows scored together, if not the workload's. It does not
+      change the text.
 
   Returns:
     For a record: per lenience alpha, standard error, tokens and examples.
@@ -147,23 +171,29 @@ def measure(
   del output_dir, earlier
   config = workload.speculation()
   sums, counts = [], []
-  with tqdm.tqdm(total=num_tokens, desc='alpha', unit='token') as bar:
-    for batch, tokens, length in target_texts(workload):
-      beta = np.asarray(
-        betas(
-          config, tuple(lenience), *workload.params, batch.inputs, tokens,
-          batch.prompt,
-        )
-      )  # fmt: skip
-      real = np.arange(tokens.shape[1]) < length[:, None]
-      sums.extend((beta * real).sum(-1).T[: batch.count])
-      counts.extend(length[: batch.count])
-      done = int(np.sum(counts))
-      alpha = np.sum(sums, axis=0)[0] / done
-      bar.set_postfix_str(f'alpha {alpha:.3f}')
-      bar.update(min(done, num_tokens) - bar.n)
-      if done >= num_tokens:
-        break
+  # The draft has no say in the text.
+  alone = dataclasses.replace(
+    workload,
+    draft=workload.target,
+    gamma=0,
+    draft_sampling=None,
+    lenience=1.0,
+  )
+  size = batch_size or workload.batch_size
+  for batch, tokens, length in target_texts(alone, size, num_tokens):
+    beta = np.asarray(
+      betas(
+        config,
+        tuple(lenience),
+        *workload.params,
+        batch.inputs,
+        tokens,
+        batch.prompt,
+      )
+    )
+    real = np.arange(tokens.shape[1]) < length[:, None]
+    sums.extend((beta * real).sum(-1).T[: batch.count])
+    counts.extend(length[: batch.count])
   rows = []
   for i, each in enumerate(lenience):
     ratio = Ratio.of([s[i] for s in sums], counts)

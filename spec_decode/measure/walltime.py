@@ -19,6 +19,7 @@ from spec_decode import speculative
 from spec_decode import theory
 from spec_decode.language_model import LanguageModel
 from spec_decode.measure import costs as costs_lib
+from spec_decode.measure.acceptance_rate import Ratio
 from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
@@ -29,70 +30,99 @@ def measure(
   earlier: dict[str, Any] | None = None,
   num_batches: int = 8,
   repeats: int = 5,
+  gammas: tuple[int, ...] = (1, 3, 7),
 ) -> dict[str, Any]:
   """Times decoding with and without speculation on the same prompts.
 
   Args:
     workload: what to decode.
     output_dir: unused.
-    earlier: alpha for Theorem 3.8 comes from its 'acceptance_rate'; without
-      it that prediction is left out.
+    earlier: alpha for Theorem 3.8 comes from its 'acceptance_rate', or from
+      `workload.replay`; without either that prediction is left out.
     num_batches: how many batches to time.
     repeats: of each timing.
+    gammas: others from which the best for this machine is chosen.
 
   Returns:
-    For a record: seconds, speed-ups, c, and both predictions.
+    For a record: seconds, speed-ups, c, both predictions, the best gamma.
   """
   del output_dir
   if workload.gamma < 1:
     raise ValueError(
       f'Expected gamma >= 1 to time speculation, got {workload.gamma}.'
     )
-  alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
-  config, (params, draft_params) = workload.speculation(), workload.params
+  alpha = workload.replay
+  if alpha is None:
+    alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
+  config, params = workload.speculation(), workload.params
   batches = [b for _, b in zip(range(num_batches), workload.batches())]
-  plain_model, plain_params = workload.plain
-  start, start_plain = _starts(config, plain_model)
-  totals = dict.fromkeys(('plain', 'fast', 'start', 'start_plain'), 0.0)
-  tokens = calls = differing = 0
-  for batch in tqdm.tqdm(batches, desc='walltime', unit='batch'):
-    keys = workload.keys(batch)
-    seconds = costs_lib.medians(
-      {
-        'plain': functools.partial(workload.decode_plain, batch),
-        'fast': functools.partial(workload.decode, batch, config),
-        'start': functools.partial(
-          start, params, draft_params, batch.inputs, keys, batch.prompt
-        ),
-        'start_plain': functools.partial(
-          start_plain, plain_params, batch.inputs, keys, batch.prompt
-        ),
-      },
+  starts, timed = _starts(config, workload.plain[0]), []
+  for batch in tqdm.tqdm(batches, desc='walltime', unit='batch', leave=None):
+    timed.append(_time(workload, config, starts, batch, repeats))
+  cost = costs_lib.costs(
+    config, *params, batches[0].inputs, repeats, plain=workload.plain
+  )
+  wide = {config.draft.gamma: cost.wide_ratio}
+  for gamma in set(gammas) - set(wide) if alpha is not None else ():
+    seconds = costs_lib.seconds_per_call(
+      workload.speculation(gamma),
+      ['target'],
+      *params,
+      batches[0].inputs,
       repeats,
     )
-    totals = {name: totals[name] + seconds[name] for name in totals}
-    plain, fast = workload.decode_plain(batch), workload.decode(batch, config)
-    real = slice(batch.count)
-    unequal = np.any(np.asarray(plain.tokens != fast.tokens)[real], axis=1)
-    differing += int(np.sum(unequal))
-    # A batch takes as long as its longest row.
-    tokens += int(np.max(fast.length[real]))
-    calls += int(np.max(fast.target_calls[real]))
-  cost = costs_lib.costs(
-    config,
-    params,
-    draft_params,
-    batches[0].inputs,
-    repeats,
-    plain=workload.plain,
-  )
+    wide[gamma] = seconds['target'] / cost.plain_step
+  column = lambda name: np.array([row[name] for row in timed])
   summary = {
     'examples': sum(batch.count for batch in batches),
-    **_summary(workload, cost, alpha, tokens / calls, totals),
+    'gamma': workload.gamma,
+    'batch_size': workload.batch_size,
+    **_speedups(column),
+    **_acceptance(column),
+    **_predictions(
+      alpha, cost, Ratio.of(column('tokens'), column('calls')).value
+    ),
+    **_best_gamma(alpha, cost, wide),
   }
-  if workload.temperature == 0:
-    summary['differing_outputs'] = differing
+  if workload.temperature == 0 and workload.replay is None:
+    summary['differing_outputs'] = int(column('differing').sum())
+  if summary['predicted_from_costs'] < 1:
+    summary['warning'] = _warning(summary)
+    warnings.warn(summary['warning'], stacklevel=2)
   return summary
+
+
+def _time(workload: Workload, config, starts, batch, repeats) -> dict[str, Any]:
+  """Seconds and counts of one batch."""
+  start, start_plain = starts
+  (params, draft_params), keys = workload.params, workload.keys(batch)
+  row = costs_lib.medians(
+    {
+      'plain': functools.partial(workload.decode_plain, batch),
+      'fast': functools.partial(workload.decode, batch, config),
+      'start': functools.partial(
+        start, params, draft_params, batch.inputs, keys, batch.prompt
+      ),
+      'start_plain': functools.partial(
+        start_plain, workload.plain[1], batch.inputs, keys, batch.prompt
+      ),
+    },
+    repeats,
+  )
+  plain, fast = jax.device_get(
+    (workload.decode_plain(batch), workload.decode(batch, config))
+  )
+  real = slice(batch.count)
+  unequal = np.any(plain.tokens != fast.tokens, axis=1)
+  return row | {
+    'differing': np.sum(unequal[real]),
+    # A batch takes as long as its longest row.
+    'tokens': np.max(fast.length[real]),
+    'calls': np.max(fast.target_calls[real]),
+    'accepted': np.sum(fast.accepted[real]),
+    'tested': np.sum(fast.tested[real]),
+    'drawn': np.sum(fast.drawn[real]),
+  }
 
 
 def _starts(config: Speculation, plain_model: LanguageModel):
@@ -111,23 +141,44 @@ def _starts(config: Speculation, plain_model: LanguageModel):
   return jax.jit(start), jax.jit(start_plain)
 
 
-def _summary(workload: Workload, cost, alpha, per_call, totals):
-  gamma = workload.gamma
-  plain = totals['plain'] - totals['start_plain']
-  fast = totals['fast'] - totals['start']
+def _speedups(column) -> dict[str, float]:
+  """Ratios of seconds summed over batches; batches are the clusters."""
+  loops = Ratio.of(
+    column('plain') - column('start_plain'), column('fast') - column('start')
+  )
+  whole = Ratio.of(column('plain'), column('fast'))
+  return {
+    'speedup': loops.value,
+    'speedup_error': loops.error,
+    'speedup_with_encoder': whole.value,
+    **{
+      f'{name}_seconds': float(column(name).sum())
+      for name in ('plain', 'fast', 'start', 'start_plain')
+    },
+  }
+
+
+def _acceptance(column) -> dict[str, float]:
+  """Counts of the timed runs, which are not alpha."""
+  per_call = Ratio.of(column('tokens'), column('calls'))
+  return {
+    'tokens_per_call': per_call.value,
+    'tokens_per_call_error': per_call.error,
+    'accepted_per_tested': Ratio.of(column('accepted'), column('tested')).value,
+    'accepted_per_drawn': Ratio.of(column('accepted'), column('drawn')).value,
+  }
+
+
+def _predictions(alpha, cost, per_call) -> dict[str, Any]:
   predicted = per_call / (
     cost.draft_in_loop / cost.plain_step + cost.wide_ratio
   )
-  summary = {
-    'gamma': gamma,
-    'batch_size': workload.batch_size,
-    'speedup': plain / fast,
-    'speedup_with_encoder': totals['plain'] / totals['fast'],
-    'predicted_from_costs': predicted,
-    'predicted_theorem_3_8': (
-      None if alpha is None else float(theory.speedup(alpha, gamma, cost.c))
-    ),
-    'tokens_per_call': per_call,
+  theorem = None
+  if alpha is not None:
+    theorem = float(theory.speedup(alpha, cost.gamma, cost.c))
+  return {
+    'predicted_from_costs': float(predicted),
+    'predicted_theorem_3_8': theorem,
     'c': cost.c,
     'c_alone': cost.c_alone,
     'wide_ratio': cost.wide_ratio,
@@ -136,16 +187,33 @@ def _summary(workload: Workload, cost, alpha, per_call, totals):
     'target_wide_ms': 1e3 * cost.target_wide,
     'draft_in_loop_ms': 1e3 * cost.draft_in_loop,
     'iteration_ms': 1e3 * cost.iteration,
-    **{f'{name}_seconds': value for name, value in totals.items()},
   }
-  if alpha is not None:
-    summary['best_gamma'] = int(theory.best_gamma(alpha, cost.c))
-  if predicted < 1:
-    warnings.warn(
-      f'Speculation does not pay here: a block yields {per_call:.2f} tokens'
-      f' and costs {per_call / predicted:.2f} plain steps,'
-      f' {cost.wide_ratio:.2f} of them for the target call of width'
-      f' {gamma + 1}. A draft closer to the target or another gamma may help.',
-      stacklevel=2,
+
+
+def _best_gamma(alpha, cost, wide: dict[int, float]) -> dict[str, Any]:
+  """By Theorem 3.8, and by what calls of each width cost here."""
+  if alpha is None:
+    return {}
+  expected = {
+    gamma: float(
+      theory.tokens_per_call(alpha, gamma) / (gamma * cost.c + ratio)
     )
-  return summary
+    for gamma, ratio in sorted(wide.items())
+  }
+  best = max(expected, key=expected.get, default=0)
+  return {
+    'best_gamma': int(theory.best_gamma(alpha, cost.c)),
+    'best_gamma_here': best if expected and expected[best] > 1 else 0,
+    'wide_ratios': {str(gamma): ratio for gamma, ratio in sorted(wide.items())},
+  }
+
+
+def _warning(summary: dict[str, Any]) -> str:
+  per_call, wide = summary['tokens_per_call'], summary['wide_ratio']
+  gamma = summary['gamma']
+  return (
+    f'Speculation does not pay here: a block yields {per_call:.2f} tokens'
+    f' and costs {per_call / summary["predicted_from_costs"]:.2f} plain steps,'
+    f' {wide:.2f} of them for the target call of width {gamma + 1}. A draft'
+    ' closer to the target or another gamma may help.'
+  )

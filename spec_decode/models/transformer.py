@@ -345,13 +345,20 @@ def network(config: Any, layout: str = 'checkpoint') -> nn.Module:
   return Transformer(config, layout)
 
 
-def initial_params(config: T5Config, seed: int) -> Any:
-  """Fresh parameters, the values that T5X draws from the same key."""
+def initial_params(config: T5Config, seed: int, dtype: str = 'float32') -> Any:
+  """Fresh parameters, the values that T5X draws from the same key.
+
+  Drawn in float32; those of large models never stand in memory so as a whole.
+  """
   tokens = jnp.ones((1, 2), jnp.int32)
-  init = lambda key: network(config).init(
-    key, tokens, tokens, enable_dropout=False
-  )
-  return jax.jit(init)(jax.random.key(seed))['params']
+
+  def init(key):
+    params = network(config).init(key, tokens, tokens, enable_dropout=False)[
+      'params'
+    ]
+    return jax.tree.map(lambda x: x.astype(dtype), params)
+
+  return jax.jit(init)(jax.random.key(seed))
 
 
 def layout_flags(layout: str) -> dict[str, bool]:

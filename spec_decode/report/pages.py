@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One README.md and one picture per table and figure, from their records."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+from typing import Any
+
+from spec_decode.report import figures
+from spec_decode.report import tables
+
+Cell = Callable[[tables.Row], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+  """What one folder of `experiments` shows.
+
+  Attributes:
+    title: of the paper's table or figure.
+    about: what it is, and how ours differs.
+    body: root -> Markdown.
+    picture: root -> Matplotlib figure.
+  """
+
+  title: str
+  about: str
+  body: Callable[[str], str]
+  picture: Callable[[str], Any]
+
+
+def markdown(rows: Sequence[dict[str, str]]) -> str:
+  """Rows of equal keys as a table."""
+  titles = list(rows[0])
+  lines = [titles, ['---'] * len(titles), *(row.values() for row in rows)]
+  return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+
+
+def number(name: str, digits: int = 2, error: str | None = None) -> Cell:
+  """A column's cell: the value, with its standard error if it has one."""
+
+  def cell(row: tables.Row) -> str:
+    value = row.get(name)
+    if value is None:
+      return ''
+    if isinstance(value, str):
+      return value
+    text = f'{value:.{digits}f}' if digits else f'{value:g}'
+    if error and row.get(error):
+      text += f' ± {row[error]:.{digits}f}'
+    return text
+
+  return cell
+
+
+_COMMON = {
+  'task': number('task'),
+  'draft': number('draft'),
+  'T': number('temperature', 0),
+}
+_ALPHA = {
+  'published α': number('published_alpha'),
+  'our α': number('alpha', 3, 'alpha_error'),
+  'tokens': number('tokens', 0),
+  'examples': number('examples', 0),
+}
+_END = {
+  'our pair': number('pair'),
+  'hardware': number('hardware'),
+  'status': number('status'),
+}
+
+
+def _table(rows: Callable[[str], list[tables.Row]], columns: dict[str, Cell]):
+  """Body of a page: those rows in those columns."""
+
+  def body(root: str) -> str:
+    return markdown(
+      [
+        {name: cell(row) for name, cell in columns.items()}
+        for row in rows(root)
+      ]
+    )
+
+  return body
+
+
+def _table4(root: str) -> str:
+  body = _table(
+    tables.table4,
+    _COMMON
+    | {
+      'published γ, c': lambda row: (
+        f'{row["published_gamma"]:g}, {row["published_c"]:g}'
+        if 'published_gamma' in row
+        else ''
+      ),
+      'expected': number('published_expected', 1),
+      'measured': number('published_measured', 1),
+      'our γ': number('gamma', 0),
+      'c': number('c', 3),
+      'c alone': number('c_alone', 3),
+      'T(γ+1)/T(1)': number('wide_ratio'),
+      'α': number('alpha', 3, 'alpha_error'),
+      'Theorem 3.8': number('predicted_theorem_3_8'),
+      'from costs': number('predicted_from_costs'),
+      'our measured': number('speedup', 2, 'speedup_error'),
+      'best γ here': number('best_gamma_here', 0),
+      'examples': number('examples', 0),
+    }
+    | _END,
+  )(root)
+  rows = [row for row in tables.table4(root) if 'speedup' in row]
+  close = {
+    name: sum(abs(row[name] / row['speedup'] - 1) <= 0.1 for row in rows)
+    for name in ('predicted_theorem_3_8', 'predicted_from_costs')
+  }
+  return body + (
+    f'\n\nWithin 10 % of the measured speed-up, of {len(rows)} rows of ours:'
+    f' Theorem 3.8 in {close["predicted_theorem_3_8"]}, the prediction from'
+    f' costs in {close["predicted_from_costs"]}. Of the 12 published rows,'
+    ' Theorem 3.8 is in 4.'
+  )
+
+
+def sample(root: str) -> str:
+  """The example of figure 1, a line per target call, with marks."""
+  result = tables.read(root, 'figure1')[-1]['results']['trace']
+  marks = {
+    'accepted': '{}', 'rejected': '[-{}-]', 'unread': '({})',
+    'correction': '{{+{}+}}', 'bonus': '{{*{}*}}',
+  }  # fmt: skip
+  lines = [
+    ''.join(marks[token['what']].format(token['text']) for token in block)
+    for block in result['blocks']
+  ]
+  text = '\n'.join(lines)
+  return (
+    f'> {result["inputs"]}\n\n```\n{text}\n```\n\naccepted guess,'
+    ' [-rejected guess-], (guess after a rejection), {+correction+}, {*token'
+    ' after all guesses were accepted*}.'
+  )
+
+
+def _figure1(root: str) -> str:
+  record = tables.read(root, 'figure1')[-1]
+  result = record['results']['trace']
+  tokens = sum(
+    token['what'] not in ('rejected', 'unread')
+    for block in result['blocks']
+    for token in block
+  )
+  return (
+    f'{result["target"]} with {result["draft"]}, {result["task"]}, temperature'
+    f' {result["temperature"]:g}, γ {result["gamma"]}:'
+    f' {len(result["blocks"])} target calls for {tokens} tokens (the'
+    f" paper's example: 9 for 38), n = 1 example, {tables.machine(record)}."
+    f' Status: scaled down.\n\n{sample(root)}'
+  )
+
+
+def _figure5(root: str) -> str:
+  record = tables.read(root, 'figure5')[-1]
+  rows = []
+  for line in record['results']['timeline']['lines']:
+    spans = line['spans']
+    total = {
+      kind: 1e3 * sum(end - begin for k, begin, end in spans if k == kind)
+      for kind in figures.CALLS
+    }
+    rows.append(
+      {
+        'γ': str(line['gamma']) if line['gamma'] else 'standard',
+        'tokens': str(line['tokens']),
+        'target calls': str(line['target_calls']),
+        'ms': f'{1e3 * line["seconds"]:.1f}',
+        **{f'{kind}, ms': f'{value:.1f}' for kind, value in total.items()},
+      }
+    )
+  work = record['results']['workload']
+  return (
+    f'{work["target"]} with {work["draft"]}, {work["task"]}, temperature'
+    f' {work["temperature"]:g}; n = 1 example, {tables.machine(record)}.'
+    ' Status: scaled down. "ms" is a run without the profiler; the other times'
+    f' are under it, which makes them longer.\n\n{markdown(rows)}'
+  )
+
+
+def _curves(root: str, folder: str) -> str:
+  record = tables.read(root, folder)[-1]
+  del record['results']['curves']['alpha']
+  curves = [
+    f'{name}: {", ".join(values) if isinstance(values, dict) else "one curve"}'
+    for name, values in record['results']['curves'].items()
+  ]
+  return (
+    f'Status: reproduced, from `spec_decode/theory.py` ({"; ".join(curves)}).'
+    ' No error: nothing is sampled.'
+  )
+
+
+PAGES = {
+  'table1': Page(
+    'Table 1: operations and speed',
+    'Theory for c = ĉ = 0: how arithmetic grows and walltime falls.',
+    _table(
+      tables.table1,
+      {
+        'α': number('alpha'),
+        'γ': number('gamma', 0),
+        'published operations': number('published_operations'),
+        'operations': number('operations'),
+        'published speed': number('published_speed'),
+        'speed': number('speed'),
+        'status': number('status'),
+      },
+    ),
+    figures.table1,
+  ),
+  'table2': Page(
+    'Table 2: walltime',
+    'Speed-up of the decoding loop, encoders apart, batch 1. The paper measures'
+    " against T5X's decoding on a TPU v4; ours is against plain decoding by"
+    ' this package on the hardware named. ± is one standard error over'
+    ' examples; n is their number.',
+    _table(
+      tables.table2,
+      _COMMON
+      | {
+        'published γ, α': lambda row: (
+          f'{row["published_gamma"]:g}, {row["published_alpha"]:g}'
+          if 'published_gamma' in row
+          else ''
+        ),
+        'published speed': number('published_speed', 1),
+        'our γ': number('gamma', 0),
+        'our α': number('alpha', 3, 'alpha_error'),
+        'our speed': number('speedup', 2, 'speedup_error'),
+        'examples': number('examples', 0),
+      }
+      | _END,
+    ),
+    figures.table2,
+  ),
+  'table3': Page(
+    'Table 3: α',
+    'Mean of Σ min(p, q) over text that the target generated, both models'
+    ' teacher-forced. ± is one standard error, examples being the clusters.',
+    _table(
+      tables.table3, {'target': number('target')} | _COMMON | _ALPHA | _END
+    ),
+    figures.table3,
+  ),
+  'table4': Page(
+    'Table 4: expected and measured walltime',
+    'Two predictions of the measured speed-up: Theorem 3.8 with our α and c, as'
+    ' in the paper; and tokens per call of the timed runs over what a block'
+    ' costs, (γ c + T(γ+1)/T(1)). c is measured inside the loop; "c alone" is'
+    ' the draft by itself. "best γ here" is the best of 1, 3 and 7 for these'
+    ' costs, 0 where none pays.',
+    _table4,
+    figures.table4,
+  ),
+  'table5': Page(
+    'Table 5: lenience',
+    'α when a guess is accepted with probability min(1, p / (l q)); at'
+    ' temperature 0, when p(x) ≥ l max p.',
+    _table(
+      tables.table5,
+      _COMMON | {'l': number('lenience', 0)} | _ALPHA | _END,
+    ),
+    figures.table5,
+  ),
+  'figure1': Page(
+    'Figure 1: one sample, a line per iteration',
+    'What speculative decoding does to one example.',
+    _figure1,
+    figures.figure1,
+  ),
+  'figure2': Page(
+    'Figure 2: tokens per iteration',
+    'Expected tokens per target call against α, equation (1).',
+    lambda root: _curves(root, 'figure2'),
+    figures.figure2,
+  ),
+  'figure3': Page(
+    'Figure 3: best γ',
+    'The γ that maximises Theorem 3.8 against α, for several c.',
+    lambda root: _curves(root, 'figure3'),
+    figures.figure3,
+  ),
+  'figure4': Page(
+    'Figure 4: speed and operations',
+    'Theorems 3.8 and 3.11 against α for c = ĉ = 0.',
+    lambda root: _curves(root, 'figure4'),
+    figures.figure4,
+  ),
+  'figure5': Page(
+    'Figure 5: a timeline of calls',
+    'When the encoders, the draft and the target ran, from the profiler.',
+    _figure5,
+    figures.figure5,
+  ),
+}
+_COMMAND = 'python -m spec_decode.run --gin_file=configs/runs/tables.gin'
+
+
+def expected(root: str) -> dict[pathlib.Path, str]:
+  """Path -> text of every README.md, as the records would have it."""
+  found = {}
+  index = []
+  for name, page in PAGES.items():
+    has_records = bool(tables.read(root, name))
+    text = (
+      f'{page.body(root)}\n\n![{page.title}](picture.png)'
+      if has_records
+      else 'Not measured yet.'
+    )
+    found[pathlib.Path(root) / name / 'README.md'] = (
+      f'# {page.title}\n\n{page.about}\n\n{text}\n\n'
+      f'Made from [records.jsonl](records.jsonl) by `{_COMMAND}`.\n'
+    )
+    index.append(
+      {
+        'of the paper': f'[{page.title}]({name}/README.md)',
+        'status': _statuses(root, name),
+      }
+    )
+  found[pathlib.Path(root) / 'README.md'] = (
+    '# Tables and figures of the paper\n\n'
+    f'{markdown(index)}\n\nMade by `{_COMMAND}`; published values are in'
+    ' [paper/](paper).\n'
+  )
+  return found
+
+
+def _statuses(root: str, name: str) -> str:
+  """How many rows have which status."""
+  if not tables.read(root, name):
+    return 'not run'
+  if not name.startswith('table'):
+    return 'scaled down' if name in ('figure1', 'figure5') else 'reproduced'
+  counts: dict[str, int] = {}
+  for row in getattr(tables, name)(root):
+    status = row['status'].partition(':')[0]
+    counts[status] = counts.get(status, 0) + 1
+  return ', '.join(f'{count} {status}' for status, count in counts.items())
+
+
+def write(root: str) -> None:
+  """Writes every README.md and picture that has records."""
+  for path, text in expected(root).items():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding='utf-8')
+  for name, page in PAGES.items():
+    if tables.read(root, name):
+      page.picture(root).savefig(
+        pathlib.Path(root) / name / 'picture.png',
+        dpi=110,
+        metadata={'Software': None},
+      )
+
+
+def stale(root: str) -> list[str]:
+  """Paths that are missing or not what the records say."""
+  found = [
+    str(path)
+    for path, text in expected(root).items()
+    if not path.is_file() or path.read_text(encoding='utf-8') != text
+  ]
+  for name in PAGES:
+    picture = pathlib.Path(root) / name / 'picture.png'
+    if tables.read(root, name) and not picture.is_file():
+      found.append(str(picture))
+  return found

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of tables 1 to 5: what was published, and our records beside it.
+
+Every function takes the folder `experiments` and returns rows as dicts of
+numbers and words, for pages and notebooks alike. A published row without a
+record says why; records without a published row come last.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import csv
+import pathlib
+from typing import Any
+
+from spec_decode import records
+
+Row = dict[str, Any]
+
+
+def table1(root: str) -> list[Row]:
+  """Operations and speed of theory."""
+  found = {}
+  for record in read(root, 'table1'):
+    for row in record['results']['curves']['rows']:
+      found[row['alpha'], row['gamma']] = row, record
+  rows = []
+  for published in _published(root, 'table1_operations'):
+    key = published['alpha'], int(published['gamma'])
+    row = {'alpha': key[0], 'gamma': key[1]}
+    row |= _prefixed('published', published, ('operations', 'speed'))
+    if key in found:
+      ours, record = found[key]
+      row |= {'operations': ours['operations'], 'speed': ours['speed']}
+      row |= {'status': _exact(row), 'hardware': 'theory'}
+    rows.append({'status': 'not run: not measured yet'} | row)
+  return rows
+
+
+def table2(root: str) -> list[Row]:
+  """Walltime against plain decoding."""
+  keys = ('task', 'draft', 'temperature')
+  return _joined(root, 'table2', 'table2_walltime', keys, _walltime)
+
+
+def table3(root: str) -> list[Row]:
+  """alpha of every draft."""
+  keys = ('target', 'task', 'draft', 'temperature')
+  return _joined(root, 'table3', 'table3_alpha', keys, _alphas)
+
+
+def table4(root: str) -> list[Row]:
+  """Predicted and measured speed-up."""
+  keys = ('task', 'draft', 'temperature')
+  name = 'table4_expected_vs_measured'
+  return _joined(root, 'table4', name, keys, _walltime)
+
+
+def table5(root: str) -> list[Row]:
+  """alpha for several lenience levels."""
+  keys = ('target', 'task', 'draft', 'temperature', 'lenience')
+  return _joined(root, 'table5', 'table5_lenience', keys, _alphas_by_lenience)
+
+
+def read(root: str, folder: str) -> list[dict[str, Any]]:
+  """The newest record of each configuration, in order of first appearance."""
+  path = pathlib.Path(root) / folder / 'records.jsonl'
+  found = {}
+  for record in records.read(path) if path.is_file() else []:
+    work = record['results'].get('workload', {})
+    names = 'target', 'task', 'draft', 'temperature', 'gamma', 'replay'
+    found[tuple(work.get(name) for name in names)] = record
+  return list(found.values())
+
+
+def _joined(
+  root: str,
+  folder: str,
+  csv_name: str,
+  keys: Sequence[str],
+  measured: Callable[[dict[str, Any]], list[Row]],
+) -> list[Row]:
+  """Published rows with ours beside them, then ours without a counterpart."""
+  names = {row['ours']: row for row in _csv(root, 'names')}
+  ours = []
+  for record in read(root, folder):
+    work = record['results']['workload']
+    same = all(
+      names.get(work[k], {}).get('same') == 'yes'
+      for k in ('task', 'target', 'draft')
+    )
+    common = {
+      'temperature': work['temperature'],
+      'pair': f'{work["task"]}: {work["target"]}, {work["draft"]}',
+      'hardware': machine(record),
+      'status': _status(work['replay'], same),
+    } | {
+      k: names.get(work[k], {}).get('paper', work[k])
+      for k in ('target', 'task', 'draft')
+    }
+    ours += [common | row for row in measured(record['results'])]
+  rows, used = [], set()
+  for published in _published(root, csv_name):
+    values = set(published) - set(keys)
+    row = {k: published[k] for k in keys}
+    row |= _prefixed('published', published, sorted(values))
+    matching = [
+      i for i, mine in enumerate(ours) if all(mine[k] == row[k] for k in keys)
+    ]
+    used.update(matching)
+    rows += [ours[i] | row for i in matching]
+    if not matching:
+      rows.append(row | {'status': f'not run: {_reason(root, published)}'})
+  return rows + [mine for i, mine in enumerate(ours) if i not in used]
+
+
+def _walltime(results: dict[str, Any]) -> list[Row]:
+  times, rate = results['walltime'], results.get('acceptance_rate')
+  names = (
+    'gamma', 'speedup', 'speedup_error', 'c', 'c_alone', 'wide_ratio',
+    'predicted_theorem_3_8', 'predicted_from_costs', 'tokens_per_call',
+    'best_gamma_here', 'examples',
+  )  # fmt: skip
+  row = {name: times[name] for name in names}
+  if rate:
+    row |= {'alpha': rate['alpha'], 'alpha_error': rate['standard_error']}
+  else:
+    row |= {'alpha': results['workload']['replay'], 'alpha_error': 0.0}
+  return [row]
+
+
+def _alphas_by_lenience(results: dict[str, Any]) -> list[Row]:
+  return [
+    {
+      'lenience': float(row['lenience']),
+      'alpha': row['alpha'],
+      'alpha_error': row['standard_error'],
+      'tokens': row['tokens'],
+      'examples': row['examples'],
+    }
+    for row in results['acceptance_rate']['by_lenience']
+  ]
+
+
+def _alphas(results: dict[str, Any]) -> list[Row]:
+  return _alphas_by_lenience(results)[:1]
+
+
+def _status(replay: float | None, same: bool) -> str:
+  if replay is not None:
+    return f'simulated: random weights, accepted at {replay:g}'
+  return 'reproduced' if same else 'scaled down'
+
+
+def _exact(row: Row) -> str:
+  equal = all(
+    f'{row[name]:.2f}' == f'{row[f"published_{name}"]:.2f}'
+    for name in ('operations', 'speed')
+  )
+  return 'reproduced' if equal else 'differs'
+
+
+def _reason(root: str, published: Row) -> str:
+  for row in _csv(root, 'not_run'):
+    if published.get(row['column']) == row['value']:
+      return row['reason']
+  return 'not measured yet'
+
+
+def machine(record: dict[str, Any]) -> str:
+  """What a record was measured on."""
+  hardware = record['hardware']
+  if hardware['platform'] == 'cpu':
+    return f'{hardware["cores"]} cores of {hardware["device"]}'
+  return f'{hardware["devices"]} {hardware["device"]}'
+
+
+def _prefixed(prefix: str, row: Row, names: Sequence[str]) -> Row:
+  return {f'{prefix}_{name}': row[name] for name in names}
+
+
+def _published(root: str, name: str) -> list[Row]:
+  """Rows of one published table; what looks like a number is one."""
+  return [
+    {key: _number(value) for key, value in row.items()}
+    for row in _csv(root, name)
+  ]
+
+
+def _number(value: str) -> float | str:
+  try:
+    return float(value)
+  except ValueError:
+    return value
+
+
+def _csv(root: str, name: str) -> list[dict[str, str]]:
+  path = pathlib.Path(root) / 'paper' / f'{name}.csv'
+  with path.open(newline='', encoding='utf-8') as file:
+    return list(csv.DictReader(file))
