@@ -159,7 +159,7 @@ def t5x() -> str:
         'examples': str(times['examples']),
       }
     )
-  return _machine(found) + '\n\n' + table(rows)
+  return _machine(found) + '\n\n' + pages.markdown(rows)
 
 
 def _machine(found) -> str:

@@ -82,7 +82,7 @@ def feed(model, params, cache, tokens, position):
 
 @pytest.mark.parametrize(
   'config, layout',
-  [(GPT, 'fused'), (TIED, 'weights_left'), (LAMDA, 'weights_left')],
+  [(GPT, 'checkpoint'), (TIED, 'weights_left'), (LAMDA, 'fused')],
   ids=['gpt', 'tied', 'lamda'],
 )
 def test_cached_chunks_equal_one_pass(config, layout):

@@ -184,6 +184,7 @@ def test_every_model_config_builds_what_its_header_says(path):
   ]
   millions = sum(map(_size, counted)) / 1e6
   header = path.read_text().partition('\nfrom')[0].replace(',', '')
+  header = ' '.join(header.replace('#', '').split())
   stated = [word for word in header.split() if word.replace('.', '').isdigit()]
   if ' M parameters' in header:
     assert round(millions) in [round(float(number)) for number in stated]

@@ -3,12 +3,14 @@
 
 import json
 
+import gin
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from spec_decode import experiment
 from spec_decode.data import prompts
 from spec_decode.data import tasks
 from spec_decode.data import text
@@ -186,6 +188,46 @@ def test_sentences_of_the_paper_have_targets_only(tmp_path):
   assert [e.inputs for e in examples] == [''] * 3
   ids = tokens(text.Vocabulary(), [rows[2]['text']])
   assert examples[2].target_ids.tolist() == ids[0]
+
+
+def test_sentences_of_the_paper_begin_what_is_generated(tmp_path):
+  rows = [{'text': f'This is sentence {i} .'} for i in range(3)]
+  store(tmp_path, 'lm1b/1.1.0', rows)
+  side = text.Prompts(
+    'LM1B',
+    lambda: prompts.from_task('lm1b', 'test', data_dir=str(tmp_path)),
+    input_length=2,
+    truncate=True,
+    continued='targets',
+  )
+  assert not side.problems()
+  (batch,) = side.batches(3)
+  expected = [[0, *ids[:2]] for ids in tokens(text.Vocabulary(), ['This is'])]
+  assert batch.prompt[0].tolist() == expected * 3
+  assert len(set(batch.ids.tolist())) == 3
+
+
+@pytest.mark.parametrize(
+  'files, bindings',
+  [
+    (['runs/lm1b'], []),
+    (['runs/train_lm1b', 'models/lm1b_97m'], ['NETWORK = %TARGET']),
+    (['runs/train_lm1b', 'models/lm1b_6m_draft'], ['NETWORK = %DRAFT']),
+  ],
+  ids=['run', 'target', 'draft'],
+)
+def test_configs_of_sentences_have_no_idle_binding(
+  files, bindings, monkeypatch
+):
+  monkeypatch.chdir(text.ASSETS.parents[1])
+  gin.clear_config()
+  experiment.parse(
+    [f'configs/{name}.gin' for name in files],
+    [*bindings, "OUTPUT_DIR = 'x'"],
+    ['.'],
+  )
+  assert experiment.unreachable_bindings(experiment.run) == []
+  gin.clear_config()
 
 
 def test_a_vocabulary_that_is_not_on_disk_is_not_looked_for(tmp_path):

@@ -76,14 +76,16 @@ def profile(workload: Workload, example: int, gamma: int) -> dict[str, Any]:
   config = workload.speculation(gamma)
   target, draft = _named(config.target, 'target'), config.draft
   if gamma == 0:
-    arguments = params, batch.inputs, keys
+    model, params = workload.plain
+    target = _named(model, 'target')
+    arguments = params, batch.inputs, keys, batch.prompt
     program = autoregressive.decode.lower(
       target, config.sampling, config.limits, *arguments
     )
   else:
     if isinstance(draft, ModelDraft):
       draft = dataclasses.replace(draft, model=_named(draft.model, 'draft'))
-    arguments = params, draft_params, batch.inputs, keys
+    arguments = params, draft_params, batch.inputs, keys, batch.prompt
     program = speculative.decode.lower(
       dataclasses.replace(config, target=target, draft=draft), *arguments
     )

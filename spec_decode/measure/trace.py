@@ -47,7 +47,7 @@ def measure(
   del earlier
   found = {
     'example': workload.prompts.examples[example].id,
-    'inputs': workload.prompts.examples[example].inputs,
+    'inputs': workload.prompts.shown(example),
     'target': workload.target.name,
     'draft': workload.draft.name,
     'task': workload.prompts.task,
@@ -78,7 +78,7 @@ def blocks(workload: Workload, example: int) -> list[list[dict[str, Any]]]:
   found = [
     jax.tree.map(lambda x: np.asarray(x)[0], block)
     for block, _ in speculative.stream(
-      config, *params, batch.inputs, workload.keys(batch)
+      config, *params, batch.inputs, workload.keys(batch), batch.prompt
     )
   ]
   # Each block becomes a row: what stood before it, its guesses, its extra.
@@ -91,8 +91,11 @@ def blocks(workload: Workload, example: int) -> list[list[dict[str, Any]]]:
     row[:start] = committed[:start]
     row[start : start + block.drawn] = block.guesses[: block.drawn]
     more[start + block.accepted] = block.tokens[block.accepted]
-  inputs = np.repeat(batch.inputs, len(found), axis=0)
-  scores = jax.device_get(_scores(config, *params, inputs, rows, extra))
+  inputs, prompt = jax.tree.map(
+    lambda x: np.repeat(x, len(found), axis=0), (batch.inputs, batch.prompt)
+  )
+  scores = _scores(config, *params, inputs, rows, extra, prompt)
+  scores = jax.device_get(scores)
   piece = workload.prompts.tokenizer.piece
   return [
     [
@@ -124,15 +127,15 @@ def _tokens(block: speculative.Block, start: int):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scores(
-  config: Speculation, params, draft_params, inputs, tokens, extra
+  config: Speculation, params, draft_params, inputs, tokens, extra, prompt
 ) -> dict[str, jax.Array]:
   """p, q and beta [B, W] at tokens [B, W], and p of `extra` there."""
-  logits = acceptance_rate.model_log_weights(
-    config.target, config.sampling, params, inputs, tokens
+  logits = acceptance_rate.model_logits(
+    config.target, params, inputs, tokens, prompt
   )
   p = sampling_lib.distribution(logits, config.sampling)
   q = acceptance_rate.draft_distributions(
-    config.draft, draft_params, inputs, tokens, p.shape[-1]
+    config.draft, draft_params, inputs, tokens, p.shape[-1], prompt
   )
   pick = lambda x, ids: jnp.take_along_axis(x, ids[..., None], axis=-1)[..., 0]
   return {
