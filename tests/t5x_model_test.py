@@ -11,6 +11,7 @@ import pathlib
 import chi_squared
 from flax import traverse_util
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,11 +85,28 @@ def _task():
     preprocessors=[seqio.preprocessors.append_eos_after_trim],
     metric_fns=[_remember],
     output_features={
-      name: seqio.Feature(VOCABULARY) for name in ('inputs', 'targets')
+      'inputs': seqio.Feature(VOCABULARY, add_eos=False),
+      'targets': seqio.Feature(VOCABULARY),
     },
   )
   yield
   seqio.TaskRegistry.remove(TASK)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _compile_once(tmp_path_factory):
+  """Every run of `infer` makes its program anew: keep compiled ones."""
+  settings = {
+    'jax_compilation_cache_dir': str(tmp_path_factory.mktemp('compiled')),
+    'jax_persistent_cache_min_compile_time_secs': 0.0,
+  }
+  old = {name: getattr(jax.config, name) for name in settings}
+  for values in (settings, old):
+    for name, value in values.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    if values is settings:
+      yield
 
 
 @pytest.fixture(scope='module')
@@ -268,7 +286,7 @@ def test_scores_are_those_of_score_mode(params, temperature):
 
 def test_samples_follow_the_law_of_the_target(params):
   """Every sequence of two tokens, against stock T5X's own probabilities."""
-  count, row = 20_000, rows(1, seed=10)
+  count, row = 6000, rows(1, seed=10)
   sampling = Sampling(1.0, top_k=3, forbidden=())
   model = make(temperature=1.0, gamma=2, top_k=3)
   tokens, aux = predictor(model, num_decodes=count, return_all_decodes=True)(
@@ -305,9 +323,8 @@ def test_decodes_come_in_the_order_of_their_scores(params):
   assert (np.diff(aux['scores'], axis=1) >= 0).all()
   decodes = {tuple(row) for row in np.asarray(tokens).reshape(12, 9)}
   assert len(decodes) > 8  # not copies of each other
-  # Samples belong to rows: other company and more padding change nothing.
-  inputs = np.pad(rows(3, seed=11)[::-1], ((0, 0), (0, 5)))
-  again, _ = everything(params, batch_of(inputs))
+  # Samples belong to rows, wherever these stand.
+  again, _ = everything(params, batch_of(rows(3, seed=11)[::-1]))
   np.testing.assert_array_equal(again, tokens[::-1])
 
 
@@ -380,14 +397,16 @@ def restore(config, paths, partitioner, draft=None, dtype='float32'):
 @pytest.mark.parametrize(
   'target, draft, restored_as',
   [
-    (('legacy', True, 'float32'), ('orbax', False, 'bfloat16'), 'float32'),
-    (('orbax', True, 'bfloat16'), ('legacy', False, 'float32'), 'bfloat16'),
+    (('legacy', 'float32'), ('orbax', 'bfloat16'), 'float32'),
+    (('orbax', 'bfloat16'), ('legacy', 'float32'), 'bfloat16'),
   ],
 )
 def test_checkpoints_mix(tmp_path, partitioner, target, draft, restored_as):
   paths, want = {}, {}
-  for half, (layout, train, dtype) in (('target', target), ('draft', draft)):
-    shapes, state = written.fresh(partitioner, train=train)
+  for half, (layout, dtype) in (('target', target), ('draft', draft)):
+    # With an optimizer's state, which is not to be read.
+    shapes, state = written.fresh(partitioner, train=True)
+    (tmp_path / half).mkdir()
     paths[half] = written.t5x_save(
       layout, tmp_path / half, shapes, partitioner, state, dtype
     )
@@ -495,19 +514,11 @@ def write(path, inferences, task_ds, mode, vocabulary=None):
       file.write(json.dumps(line) + '\n')
 
 
-def test_shards_and_restarts_give_the_samples_of_one_run(
+def test_shards_and_restarts_give_the_samples_of_one_batch(
   params, paths, partitioner, tmp_path
 ):
   model = make(temperature=1.0)
   start = functools.partial(run, model, paths, partitioner)
-  lines = start(tmp_path / 'whole', write_fn=write)
-  assert len(lines) == EXAMPLES
-  # Rows hold what the model gives without T5X around it.
-  tokens, aux = predictor(model)(params, batch_of(rows()))
-  assert [line['tokens'] for line in lines] == tokens.tolist()
-  for name, values in aux['speculative'].items():
-    assert [line[name] for line in lines] == values.tolist(), name
-
   calls = []
 
   def killed(path, *args):
@@ -521,12 +532,19 @@ def test_shards_and_restarts_give_the_samples_of_one_run(
     start(tmp_path / 'shards', write_fn=killed, **shard)
   assert not list((tmp_path / 'shards').glob('*.COMPLETED'))
   start(tmp_path / 'shards', write_fn=write, **shard)
-  both = start(tmp_path / 'shards', write_fn=write, num_shards=2, shard_id=1)
-  by_inputs = lambda lines: sorted(
-    [line | {'scores': round(line['scores'], 3)} for line in lines],
-    key=lambda line: line['inputs'],
-  )
-  assert by_inputs(both) == by_inputs(lines)
+  lines = start(tmp_path / 'shards', write_fn=write, num_shards=2, shard_id=1)
+  assert len(calls) == 2 and len(lines) == EXAMPLES
+  # One batch of all rows, without T5X around it.
+  tokens, aux = predictor(model)(params, batch_of(rows()))
+  order = [*range(0, EXAMPLES, 2), *range(1, EXAMPLES, 2)]
+  want = {'tokens': tokens, 'inputs': rows(), **aux['speculative']}
+  for name, values in want.items():
+    got = [line[name] for line in lines]
+    if name == 'inputs':
+      got = text.pad(got, LENGTHS['inputs']).tolist()
+    assert got == np.asarray(values)[order].tolist(), name
+  scores = [line['scores'] for line in lines]
+  np.testing.assert_allclose(scores, aux['scores'][jnp.array(order)], rtol=1e-5)
 
 
 def test_n_gram_tables_need_no_second_network(
@@ -561,4 +579,4 @@ def test_eval_scores_what_is_decoded(params, paths, partitioner, tmp_path):
     summarize_config_fn=lambda **_: None,
   )
   want = jax.jit(stock().predict_batch)(params['target'], batch_of(rows()))
-  np.testing.assert_array_equal(np.stack(DECODED), want)
+  np.testing.assert_array_equal(text.pad(DECODED, 9), want)

@@ -233,7 +233,9 @@ def _legacy_tree(path: epath.Path) -> dict[str, Any]:
 
 def _legacy_shapes(path: epath.Path) -> dict[str, Any]:
   stored = lambda spec: jax.ShapeDtypeStruct(
-    spec['metadata']['shape'], jnp.dtype(spec['metadata']['dtype'])
+    spec['metadata']['shape'],
+    # Files differ in where they say it.
+    jnp.dtype(spec['metadata'].get('dtype') or spec['dtype']),
   )
   return _forms(
     {
