@@ -95,7 +95,9 @@ def decode(folder, tile):
   )
   dataset = tf.data.Dataset.from_tensor_slices(features).enumerate()
   rows, aux = infer(dataset, state, rng=jax.random.PRNGKey(0))
-  spread = [x.sharding.is_fully_replicated for x in jax.tree.leaves(state)]
+  spread = [
+    x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params)
+  ]
   return {
     'mesh': list(partitioner.mesh.devices.shape),
     'tokens': [np.asarray(tokens).tolist() for _, tokens in rows],
