@@ -141,11 +141,17 @@ def _machine(found) -> str:
   )
 
 
+def paper() -> str:
+  """What became of every table and figure of the paper."""
+  return pages.index(_EXPERIMENTS, 'experiments/')
+
+
 SECTIONS = {
   'sample': sample,
   'speculation': speculation,
   'quality': quality,
   'benchmark': benchmark,
+  'paper': paper,
 }
 
 

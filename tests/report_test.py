@@ -118,8 +118,7 @@ def test_numbers_come_from_records(root):
   assert '0.654 ± 0.012' in found['table5']
   assert ' fast[- $wrong_-]( dropped){+ right+}' in found['figure1']
   assert '24.7' in found['figure5']
-  # Of two rows, both are within 10 % by costs and none by the theorem.
-  assert 'Theorem 3.8 in 0, the prediction from costs in 2' in found['table4']
+  assert 'from costs in 1 and Theorem 3.8 in 0 of our 1' in found['table4']
 
 
 @pytest.mark.parametrize(

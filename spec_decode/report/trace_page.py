@@ -106,7 +106,7 @@ def _timeline(profile: dict[str, Any]) -> str:
     )
     call += kind == 'target'
   return (
-    f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="timeline">'
+    f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" aria-label="timeline">'
     f'{"".join(bars)}</svg><p class="axis"><span>0 ms</span><span>upper row:'
     ' target, lower row: draft; light: encoders</span><span>'
     f'{1e3 * total:.1f} ms, under the profiler</span></p>'
@@ -127,8 +127,8 @@ blockquote { margin: .4rem 0; padding-left: .8rem; border-left: 3px solid #ccc;
   overflow-wrap: anywhere; }
 ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap;
   gap: .2rem 1.2rem; margin: .3rem 0; font-size: .85rem; color: #444; }
-.t { font: 15px/1.9 ui-monospace, monospace; padding: 1px 2px; margin: 0 1px;
-  border-radius: 3px; white-space: pre; }
+.t { font: 15px/1.35 ui-monospace, monospace; padding: 1px 2px; margin: 2px 1px;
+  border-radius: 3px; white-space: pre; display: inline-block; }
 .t i { font-style: normal; font-size: .8em; margin-right: 1px; }
 .rejected { text-decoration: line-through; }
 .unread { font-style: italic; }
@@ -137,7 +137,7 @@ ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap;
 $styles
 table { border-collapse: collapse; width: 100%; }
 th { width: 2.5rem; text-align: right; padding-right: .6rem; color: #777;
-  font-weight: 400; vertical-align: top; }
+  font-weight: 400; vertical-align: baseline; }
 tr.on, .t.on { background: #fff3c4; }
 .t:focus { outline: 2px solid #222; }
 svg { width: 100%; height: 5rem; background: #f6f6f6; display: block; }
