@@ -131,7 +131,8 @@ def test_a_teacher_comes_with_its_loss_only(tmp_path):
 def test_deepening_keeps_what_was_learnt():
   shallow = tiny.network(layers=1)
   deep = tiny.network(layers=3)
-  old, fresh = shallow.load(), deep.load()
+  fresh_of = lambda network: transformer.initial_params(network.config, 0)
+  old, fresh = fresh_of(shallow), fresh_of(deep)
   grown = train.deepen(old, fresh)
   inputs, targets = (
     jnp.arange(1, 31).reshape(3, 10),
@@ -145,7 +146,7 @@ def test_deepening_keeps_what_was_learnt():
   other = float(jnp.abs(before - logits(deep, fresh)).mean())
   assert 0 < change < 0.25 * other
   with pytest.raises(ValueError, match='number of layers'):
-    train.deepen(tiny.network(mlp_dim=8).load(), fresh)
+    train.deepen(fresh_of(tiny.network(mlp_dim=8)), fresh)
 
 
 def test_decoder_inputs_are_the_targets_moved_by_one():

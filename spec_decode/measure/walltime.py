@@ -87,7 +87,7 @@ def measure(
   if workload.temperature == 0 and workload.replay is None:
     summary['differing_outputs'] = int(column('differing').sum())
   if summary['predicted_from_costs'] < 1:
-    summary['warning'] = _warning(summary)
+    summary['warning'] = reason(summary, alpha)
     warnings.warn(summary['warning'], stacklevel=2)
   return summary
 
@@ -206,12 +206,25 @@ def _best_gamma(alpha, cost, wide: dict[int, float]) -> dict[str, Any]:
   }
 
 
-def _warning(summary: dict[str, Any]) -> str:
+def reason(summary: dict[str, Any], alpha: float | None) -> str:
+  """Why speculation costs more than it yields, and whether any gamma pays.
+
+  Args:
+    summary: what `measure` returns; its prediction from costs is below 1.
+    alpha: that the gammas were compared by; None if they were not.
+  """
   per_call, wide = summary['tokens_per_call'], summary['wide_ratio']
-  gamma = summary['gamma']
+  gamma, best = summary['gamma'], summary.get('best_gamma_here')
+  advice = 'A draft closer to the target or another gamma may help.'
+  if best == 0:
+    advice = (
+      f'Nor does gamma {", ".join(summary["wide_ratios"])} at alpha {alpha:.2f}'
+      f' and c {summary["c"]:.2f}: only a closer or a cheaper draft can help.'
+    )
+  elif best not in (None, gamma):
+    advice = f'Gamma {best} should.'
   return (
     f'Speculation does not pay here: a block yields {per_call:.2f} tokens'
     f' and costs {per_call / summary["predicted_from_costs"]:.2f} plain steps,'
-    f' {wide:.2f} of them for the target call of width {gamma + 1}. A draft'
-    ' closer to the target or another gamma may help.'
+    f' {wide:.2f} of them for the target call of width {gamma + 1}. {advice}'
   )
