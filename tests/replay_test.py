@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replayed acceptance: a simulation that obeys theory and says what it is."""
 
-import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -12,8 +12,8 @@ import tiny
 from spec_decode import acceptance
 from spec_decode import generate
 from spec_decode import theory
-from spec_decode.measure import walltime
 from spec_decode.measure.acceptance_rate import Ratio
+from spec_decode.sampling import Sampling
 
 ALPHA, GAMMA, LENGTH, ROWS = 0.7, 3, 24, 256
 
@@ -46,12 +46,22 @@ def test_tokens_per_call_and_acceptance_are_those_of_theory(
   assert abs(rate.value - ALPHA) < 4 * rate.error
 
 
-def test_all_and_nothing_accepted(tmp_path):
-  workload = dataclasses.replace(_workload(tmp_path, 1.0), max_new_tokens=8)
-  (batch,) = workload.batches()
-  for alpha, calls in ((1.0, 2), (0.0, 8)):
-    sure = dataclasses.replace(workload, replay=alpha)
-    np.testing.assert_array_equal(sure.decode(batch).target_calls, calls)
+def test_all_and_nothing_accepted_of_what_was_drawn():
+  rng = np.random.default_rng(0)
+  logits = rng.normal(size=(4, GAMMA + 1, 7))
+  q = rng.dirichlet(np.ones(7), size=(4, GAMMA))
+  guesses = rng.integers(1, 7, (4, GAMMA))
+  drawn = np.array([0, 1, 2, 3])
+  uniforms = rng.random((4, GAMMA)), rng.random((4, 2))
+  arguments = (logits, guesses, drawn, q, *uniforms, Sampling(), 1.0)
+  for alpha, expected in ((1.0, drawn), (0.0, 0 * drawn)):
+    accepted, extra = acceptance.Replayed(alpha)(*map(_array, arguments))
+    np.testing.assert_array_equal(accepted, expected)
+    assert ((extra >= 1) & (extra < 7)).all()
+
+
+def _array(x):
+  return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
 def test_an_alpha_that_is_no_probability_is_refused(tmp_path):
@@ -68,10 +78,3 @@ def test_outputs_are_labelled(tmp_path):
   lines = (tmp_path / 'predictions.jsonl').read_text().splitlines()
   assert all(json.loads(line)['simulated'] for line in lines)
   assert 'Simulated' in (tmp_path / 'samples.txt').read_text()
-  times = walltime.measure(
-    workload, str(tmp_path), num_batches=1, repeats=1, gammas=()
-  )
-  assert 'differing_outputs' not in times
-  assert times['predicted_theorem_3_8'] == pytest.approx(
-    theory.speedup(0.5, workload.gamma, times['c'])
-  )

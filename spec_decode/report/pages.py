@@ -102,6 +102,8 @@ def _table3(root: str) -> str:
   lines = []
   for (_, task, temperature), alphas in groups.items():
     drafts = sorted(alphas, key=_BY_STRENGTH.index)
+    if len(drafts) == 1:
+      continue
     values = [alphas[draft] for draft in drafts]
     grows = 'grows' if values == sorted(values) else 'does not always grow'
     lines.append(

@@ -106,9 +106,10 @@ def _timeline(profile: dict[str, Any]) -> str:
     )
     call += kind == 'target'
   return (
-    f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" aria-label="timeline">'
-    f'{"".join(bars)}</svg><p class="axis"><span>0 ms</span><span>upper row:'
-    ' target, lower row: draft; light: encoders</span><span>'
+    f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
+    f' role="img" aria-label="timeline">{"".join(bars)}</svg>'
+    '<p class="axis"><span>0 ms</span><span>upper row: target, lower row:'
+    ' draft; light: encoders</span><span>'
     f'{1e3 * total:.1f} ms, under the profiler</span></p>'
   )
 
