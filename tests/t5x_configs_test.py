@@ -175,9 +175,8 @@ def test_every_size_has_the_tree_and_axes_of_t5x(number, monkeypatch):
     ours = variables(transformer.Transformer, config)
     assert ours == variables(network.Transformer, config)
     header = (PARTS / f'{name}.gin').read_text().partition('\nfrom')[0]
-    if (
-      'debian' not in name and config.vocab_size == 32128
-    ):  # not of or beside the shipped networks
+    # Beside the shipped networks it has their vocabulary.
+    if 'debian' not in name and config.vocab_size == 32128:
       assert f'{round(size(config) / 1e6):,} M parameters' in header
 
 
