@@ -172,10 +172,14 @@ def test_every_size_has_the_tree_and_axes_of_t5x(number, monkeypatch):
     (target, model.module.config),
     (draft, model.draft.module.config),
   ):
-    ours = variables(transformer.Transformer, config)
-    assert ours == variables(network.Transformer, config)
+    # Layers are alike: all of them are compared for the largest only.
+    few = config.replace(num_encoder_layers=2, num_decoder_layers=2)
+    compared = config if name == 'target_1_1_xxl' else few
+    ours = variables(transformer.Transformer, compared)
+    assert ours == variables(network.Transformer, compared)
     header = (PARTS / f'{name}.gin').read_text().partition('\nfrom')[0]
-    if 'debian' not in name:
+    # Beside the shipped networks it has their vocabulary.
+    if 'debian' not in name and config.vocab_size == 32128:
       assert f'{round(size(config) / 1e6):,} M parameters' in header
 
 

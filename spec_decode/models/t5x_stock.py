@@ -47,6 +47,9 @@ def decoder(
     network.Transformer(config), vocabulary, vocabulary, None, sample
   )
 
+  make = layers.Embed
+  embed = lambda **fields: make(**fields | {'one_hot': one_hot})
+
   @jax.jit
   def decode(params, inputs):
     features = {
@@ -54,12 +57,7 @@ def decoder(
       'decoder_input_tokens': jnp.zeros((inputs.shape[0], length), jnp.int32),
     }
     # T5X's network has no setting for this; tracing is when it is asked.
-    embed = functools.partial(_embed, layers.Embed, one_hot)
     with mock.patch.object(layers, 'Embed', embed):
       return model.predict_batch(params, features)
 
   return decode
-
-
-def _embed(make, one_hot: bool, **fields) -> Any:
-  return make(**fields | {'one_hot': one_hot})
