@@ -21,11 +21,10 @@ import pathlib
 from typing import Any
 
 import gin
-from rich.console import Console
-from rich.table import Table
 import tqdm
 
 from spec_decode import records
+from spec_decode.report import console
 from spec_decode.workload import Workload
 
 Job = Callable[..., dict[str, Any]]
@@ -82,7 +81,7 @@ def run(
   if record is None:
     record = _run(jobs, directory, name, workload, key)
     if workload is not None and not resume:
-      show(workload, record['results'])
+      console.show(workload, record['results'])
   for path in paths:
     if not resume or records.find([path], key) is None:
       records.append(path, record)
@@ -234,60 +233,6 @@ def _described(workload: Workload | None) -> dict[str, Any]:
       'replay': workload.replay,
       'weights': _weights(workload),
     }
-  }
-
-
-def show(workload: Workload, results: dict[str, Any]) -> None:
-  """Prints the table that a person reads."""
-  rate, times = results.get('acceptance_rate'), results.get('walltime')
-  decoded = results.get('generate')
-  cells = {
-    'task': workload.prompts.task,
-    'target': workload.target.name,
-    'draft': workload.draft.name,
-    'temperature': f'{workload.temperature:g}',
-    'gamma': str(workload.gamma),
-  }
-  if workload.replay is not None:
-    cells['simulated'] = f'guesses accepted at {workload.replay:g}'
-  if rate:
-    cells['alpha'] = (
-      f'{rate["alpha"]:.3f} ± {rate["standard_error"]:.3f}'
-      f' ({rate["tokens"]} tokens, {rate["examples"]} examples)'
-    )
-  if decoded:
-    cells['tokens per target call'] = (
-      f'{decoded["tokens_per_call"]:.2f}'
-      f' ± {decoded["tokens_per_call_error"]:.2f}'
-    )
-    for key, label in (('bleu', 'BLEU'), ('rouge_l', 'ROUGE-L')):
-      if key in decoded:
-        cells[label] = f'{decoded[key]:.1f}'
-    if 'differing_outputs' in decoded:
-      cells['outputs unlike plain decoding'] = (
-        f'{decoded["differing_outputs"]} of {decoded["examples"]}'
-      )
-  if times:
-    cells |= _time_cells(times)
-  table = Table(title='Speculative decoding', show_header=False)
-  for name, value in cells.items():
-    table.add_row(name, value)
-  console = Console()
-  console.print()
-  console.print(table)
-
-
-def _time_cells(times: dict[str, Any]) -> dict[str, str]:
-  theorem = times['predicted_theorem_3_8']
-  return {
-    'c, in the loop': f'{times["c"]:.3f} (alone {times["c_alone"]:.3f})',
-    'T(gamma + 1) / T(1)': f'{times["wide_ratio"]:.2f}',
-    'predicted speed-up, theorem 3.8': '-'
-    if theorem is None
-    else f'{theorem:.2f}x',
-    'predicted speed-up, from costs': f'{times["predicted_from_costs"]:.2f}x',
-    'measured speed-up': f'{times["speedup"]:.2f}x over plain decoding'
-    f' ({times["speedup_with_encoder"]:.2f}x with the encoders)',
   }
 
 

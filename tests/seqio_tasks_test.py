@@ -2,6 +2,7 @@
 """SeqIO tasks: the same ids and tokens as from the files themselves."""
 
 import json
+import pathlib
 
 import gin
 import numpy as np
@@ -271,3 +272,21 @@ def test_tensorflow_gets_no_accelerator(monkeypatch):
   )
   prompts.from_task('debian_en_de', num_examples=1)
   assert hidden == [([], 'GPU'), ([], 'TPU')]
+
+
+def test_rows_of_the_full_size_tables_have_no_idle_binding(monkeypatch):
+  import gin
+
+  from spec_decode import experiment
+
+  monkeypatch.chdir(pathlib.Path(__file__).parents[1])
+  gin.clear_config()
+  experiment.parse(['configs/runs/tables_t5.gin'], [], ['.'])
+  rows = gin.query_parameter('experiment.sweep.rows')
+  plan = [row for group in rows for row in group.scoped_configurable_fn()]
+  # 6 pages, 12 rows of table 2, 8 more of table 3.
+  assert len(plan) == 26
+  for files, bindings in plan:
+    experiment._configured(files, bindings, ['.'])
+    assert experiment.unreachable_bindings(experiment.run) == []
+  gin.clear_config()
