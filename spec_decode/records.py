@@ -71,6 +71,7 @@ def stamp(
       package: importlib.metadata.version(package)
       for package in ('jax', 'jaxlib', 'flax', 'numpy')
     },
+    'xla_flags': os.environ.get('XLA_FLAGS', ''),
     'config': config,
     'results': dict(results),
   }

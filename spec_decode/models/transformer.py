@@ -370,8 +370,8 @@ def to_layout(params: Any, layout: str) -> Any:
       that read the same activations: query, key and value of self-attention,
       and a gated block's two input kernels, since a small product costs a CPU
       more to hand to its threads than to compute. 'weights_left' also
-      transposes the decoder's kernels: on a CPU faster for a few tokens per
-      call, slower for one where kernels are narrow; see `layers.Dense`.
+      transposes the decoder's kernels, which some CPUs' libraries need for
+      fast products of a few rows; see `layers.Dense`.
   """
   if layout not in LAYOUTS:
     raise ValueError(f'Expected a layout of {LAYOUTS}, got {layout!r}.')
