@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion to T5X's layouts, read back without T5X."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -12,11 +14,10 @@ from spec_decode.models import checkpoints
 
 def stored(tmp_path, name, seed):
   """A network with a checkpoint of ours."""
-  network = tiny.network(checkpoint=str(tmp_path / f'{name}.safetensors'))
-  scale = lambda x: x * seed
-  params = jax.tree.map(scale, tiny.network().load())
-  checkpoints.save(network.checkpoint, params)
-  return network
+  fresh = dataclasses.replace(tiny.network(), layout='checkpoint')
+  path = str(tmp_path / f'{name}.safetensors')
+  checkpoints.save(path, jax.tree.map(lambda x: x * seed, fresh.load()))
+  return dataclasses.replace(fresh, checkpoint=path)
 
 
 @pytest.mark.parametrize('layout', ['orbax', 'legacy'])
