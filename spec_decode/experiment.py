@@ -195,6 +195,7 @@ def sweep(
       bar.set_postfix_str(' '.join(stems))
       run_one = _configured(files, bindings, search_paths)
       run_one(record_path=paths, resume=True)
+  gin.clear_config()  # the last row's
   if finish is not None:
     finish(experiments)
 

@@ -16,6 +16,7 @@ from typing import Any
 from flax import linen as nn
 from flax import struct
 from flax import traverse_util
+from flax.core import unfreeze
 from flax.linen.partitioning import with_sharding_constraint
 import jax
 import jax.numpy as jnp
@@ -377,6 +378,7 @@ def to_layout(params: Any, layout: str) -> Any:
     raise ValueError(f'Expected a layout of {LAYOUTS}, got {layout!r}.')
   if layout == 'checkpoint':
     return params
+  params = unfreeze(params)
 
   def joined(module, name, parts):
     kernels = [module.pop(part)['kernel'] for part in parts]
