@@ -29,7 +29,8 @@ def test_the_python_example_decodes():
 
 
 def test_links_and_gin_files_exist():
-  links = re.findall(r'\]\((?!http)([^)]+)\)', README)
+  prose = re.sub(r'```.*?```', '', README, flags=re.DOTALL)
+  links = re.findall(r'\]\((?!http)([^)]+)\)', prose)
   files = re.findall(r'configs/[\w/]+\.gin', README)
   missing = [path for path in links + files if not (ROOT / path).exists()]
   assert not missing
