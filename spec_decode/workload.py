@@ -49,7 +49,7 @@ class Network:
     checkpoint: path in any layout that `checkpoints.load` reads; paths that
       start with "assets/" are those of this package. None for random weights.
     vocab_size: number of real ids; 0 for all that the config has.
-    layout: of the weights while decoding, see `transformer.to_layout`.
+    layout: of the weights while decoding, see `layouts.to_layout`.
     dtype: of the weights while decoding.
   """
 

@@ -12,8 +12,6 @@ batch, W chunk width, L cache length, H heads, D head size, E embedding size, V
 (padded) vocabulary.
 """
 
-import functools
-
 from flax import linen as nn
 from flax import struct
 from flax.linen.partitioning import param_with_axes
@@ -22,20 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from spec_decode.models import transformer
-from spec_decode.models.layers import Attention
-from spec_decode.models.layers import Dense
 from spec_decode.models.layers import Embed
-from spec_decode.models.layers import LayerNorm
-from spec_decode.models.layers import Mlp
-from spec_decode.models.layers import RelativeBias
 from spec_decode.models.layers import T5Config
-from spec_decode.models.layers import layout_flags
-from spec_decode.models.layers import write_rows
 
 Array = jax.Array
-
-# Added to the attention logits of masked keys, as in `transformer.py`.
-_MASKED = -1e10
 
 
 @struct.dataclass
@@ -82,104 +70,26 @@ class Positions(nn.Module):
     return jnp.take(table, position, axis=0, mode='clip').astype(cfg.dtype)
 
 
-class Layer(nn.Module):
-  """Causal self-attention, then the feed-forward block."""
+class Decoder(transformer.Decoder):
+  """That of an encoder-decoder without its cross-attention."""
 
-  config: DecoderOnlyConfig
-  layout: str = 'checkpoint'
-
-  def setup(self):
-    cfg, (left, fused) = self.config, layout_flags(self.layout)
-    self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(cfg, left, fused)
-    self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
-    self.mlp = Mlp(cfg, left, fused)
-    self.dropout = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))
-
-  def __call__(self, x: Array, bias: Array, cached, deterministic: bool):
-    """One layer over x [B, W, E].
-
-    Args:
-      x: the chunk's activations.
-      bias: broadcastable to [B, H, W, L], causal mask included.
-      cached: None to attend within the chunk, or (keys, values, position
-        [B]); the chunk is then written at its positions first.
-      deterministic: no dropout.
-
-    Returns:
-      Activations [B, W, E] and the (keys, values) attended to.
-    """
-    drop = functools.partial(self.dropout, deterministic=deterministic)
-    y = self.pre_self_attention_layer_norm(x)
-    queries, keys, values = self.self_attention.queries_keys_values(y)
-    if cached is not None:
-      old_keys, old_values, position = cached
-      keys = write_rows(old_keys, keys, position)
-      values = write_rows(old_values, values, position)
-    x = x + drop(self.self_attention(queries, keys, values, bias, drop))
-    y = self.pre_mlp_layer_norm(x)
-    return x + drop(self.mlp(y, deterministic)), (keys, values)
-
-
-class Decoder(nn.Module):
-  """The stack, for whole sequences and for cached chunks."""
-
-  config: DecoderOnlyConfig
-  token_embedder: nn.Module
-  layout: str = 'checkpoint'
+  cross_attention: bool = False
 
   def setup(self):
-    cfg = self.config
-    if cfg.num_positions:
-      self.positions = Positions(cfg)
-    else:
-      self.relpos_bias = RelativeBias(cfg, bidirectional=False)
-    self.layers = [
-      Layer(cfg, self.layout) for _ in range(cfg.num_decoder_layers)
-    ]
-    self.decoder_norm = LayerNorm(cfg.dtype)
-    self.dropout = nn.Dropout(cfg.dropout_rate, broadcast_dims=(-2,))
-    if not cfg.logits_via_embedding:
-      self.logits_dense = Dense(
-        cfg.vocab_size,
-        ('embed', 'vocab'),
-        weights_left=layout_flags(self.layout)[0],
-      )
+    super().setup()
+    if self.config.num_positions:
+      self.positions = Positions(self.config)
 
-  def __call__(
-    self, tokens: Array, position: Array, length: int, cached, deterministic
-  ):
-    """Tokens [B, W] at positions position[b] + 0..W-1 of `length`.
-
-    `cached` is None or one (keys, values) per layer.
-
-    Returns:
-      Hidden states [B, W, E] and one (keys, values) per layer.
-    """
-    cfg = self.config
-    drop = functools.partial(self.dropout, deterministic=deterministic)
-    query_position = position[:, None] + jnp.arange(tokens.shape[1])
-    mask = jnp.arange(length) <= query_position[..., None]  # [B, W, L]
+  def embed(self, tokens: Array, query_position: Array) -> Array:
     x = self.token_embedder(tokens)
-    bias = jnp.zeros((), cfg.dtype)
-    if cfg.num_positions:
+    if self.config.num_positions:
       x += self.positions(query_position)
-    else:
-      bias = self.relpos_bias(query_position, length)
-    bias = jnp.where(mask[:, None], bias, jnp.asarray(_MASKED, bias.dtype))
-    x = with_sharding_constraint(drop(x), ('batch', 'length', 'embed'))
-    written = []
-    for i, layer in enumerate(self.layers):
-      entry = None if cached is None else (*cached[i], position)
-      x, keys_values = layer(x, bias, entry, deterministic)
-      written.append(keys_values)
-    return drop(self.decoder_norm(x)), written
+    return x
 
-  def logits(self, hidden: Array) -> Array:
-    cfg = self.config
-    if not cfg.logits_via_embedding:
-      return self.logits_dense(hidden)
-    return self.token_embedder.attend(hidden) / jnp.sqrt(cfg.emb_dim)
+  def attention_bias(self, query_position: Array, length: int) -> Array:
+    if self.config.num_positions:
+      return jnp.zeros((), self.config.dtype)
+    return super().attention_bias(query_position, length)
 
 
 class DecoderOnly(nn.Module):
@@ -208,14 +118,19 @@ class DecoderOnly(nn.Module):
     del inputs
     batch, width = decoder_input_tokens.shape
     self._check(width)
-    hidden, _ = self.decoder(
-      decoder_input_tokens,
-      jnp.zeros((batch,), jnp.int32),
-      width,
-      None,
-      not enable_dropout,
+    position = jnp.zeros((batch,), jnp.int32)
+    hidden, _ = self._decode(
+      decoder_input_tokens, position, width, None, not enable_dropout
     )
     return self.logits(hidden)
+
+  def _decode(self, tokens, position, length, cached, deterministic):
+    """Runs the stack over a chunk that sees itself and what precedes it."""
+    query_position = position[:, None] + jnp.arange(tokens.shape[1])
+    mask = jnp.arange(length) <= query_position[..., None]  # [B, W, L]
+    return self.decoder(
+      tokens, None, mask, None, position, cached, deterministic
+    )
 
   def start(self, inputs: Array, capacity: int) -> Cache:
     """Room for `capacity` tokens of each of the B rows that inputs have."""
@@ -231,7 +146,7 @@ class DecoderOnly(nn.Module):
     self, cache: Cache, tokens: Array, position: Array
   ) -> tuple[Array, Cache]:
     """As `transformer.Transformer.extend`."""
-    hidden, written = self.decoder(
+    hidden, written = self._decode(
       tokens,
       position,
       cache.keys[0].shape[1],

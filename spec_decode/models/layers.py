@@ -50,11 +50,6 @@ class T5Config:
   )
 
 
-def layout_flags(layout: str) -> tuple[bool, bool]:
-  """(weights_left, fused) of a decoder's kernels; `transformer.to_layout`."""
-  return layout == 'weights_left', layout != 'checkpoint'
-
-
 def relative_position_bucket(
   distance: np.ndarray, bidirectional: bool
 ) -> np.ndarray:

@@ -126,7 +126,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     seed: of all samples.
     mask: keep padding and ids beyond the vocabulary from being drawn, which
       stock T5X does not.
-    layout: of the target's kernels while decoding, see `transformer.to_layout`;
+    layout: of the target's kernels while decoding, see `layouts.to_layout`;
       'weights_left' pays on a CPU.
     prompt_with_targets: continue the targets instead of decoding from nothing.
     optimizer_def: as in T5X; inference needs none.

@@ -15,13 +15,12 @@ from typing import Any
 
 from flax import linen as nn
 from flax import struct
-from flax import traverse_util
-from flax.core import unfreeze
 from flax.linen.partitioning import with_sharding_constraint
 import jax
 import jax.numpy as jnp
 
 from spec_decode.language_model import LanguageModel
+from spec_decode.models import layouts
 from spec_decode.models.layers import Attention
 from spec_decode.models.layers import Dense
 from spec_decode.models.layers import Embed
@@ -29,15 +28,12 @@ from spec_decode.models.layers import LayerNorm
 from spec_decode.models.layers import Mlp
 from spec_decode.models.layers import RelativeBias
 from spec_decode.models.layers import T5Config
-from spec_decode.models.layers import layout_flags
 from spec_decode.models.layers import write_rows
 
 Array = jax.Array
 
 # Added to the attention logits of masked keys; T5X's value.
 _MASKED = -1e10
-# See `to_layout`.
-LAYOUTS = ('checkpoint', 'fused', 'weights_left')
 
 
 @struct.dataclass
@@ -77,17 +73,19 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Causal self-attention, cross-attention, feed-forward block."""
+  """Causal self-attention, cross-attention if there is any, feed-forward."""
 
   config: T5Config
   layout: str = 'checkpoint'
+  cross_attention: bool = True
 
   def setup(self):
-    cfg, (left, fused) = self.config, layout_flags(self.layout)
+    cfg, (left, fused) = self.config, layouts.flags(self.layout)
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
     self.self_attention = Attention(cfg, left, fused)
-    self.pre_cross_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.encoder_decoder_attention = Attention(cfg, left)
+    if self.cross_attention:
+      self.pre_cross_attention_layer_norm = LayerNorm(cfg.dtype)
+      self.encoder_decoder_attention = Attention(cfg, left)
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
     self.mlp = Mlp(cfg, left, fused)
     self.dropout = _dropout(cfg)
@@ -102,7 +100,8 @@ class DecoderLayer(nn.Module):
 
     Args:
       x: the chunk's activations.
-      cross: keys and values of the inputs, each [B * H, I, D].
+      cross: keys and values of the inputs, each [B * H, I, D]; None without
+        cross-attention.
       bias: [B, H, W, L], causal mask included.
       cross_bias: broadcastable to [B, H, W, I].
       cached: None to attend within the chunk, or (keys, values, position
@@ -122,10 +121,11 @@ class DecoderLayer(nn.Module):
         write_rows(values, keys_values[1], position),
       )
     x = x + drop(self.self_attention(queries, *keys_values, bias, drop))
-    y = self.pre_cross_attention_layer_norm(x)
-    attention = self.encoder_decoder_attention
-    queries = attention.queries(y)
-    x = x + drop(attention(queries, *cross, cross_bias, drop))
+    if self.cross_attention:
+      y = self.pre_cross_attention_layer_norm(x)
+      attention = self.encoder_decoder_attention
+      queries = attention.queries(y)
+      x = x + drop(attention(queries, *cross, cross_bias, drop))
     y = self.pre_mlp_layer_norm(x)
     return x + drop(self.mlp(y, deterministic)), keys_values
 
@@ -157,12 +157,14 @@ class Decoder(nn.Module):
   config: T5Config
   token_embedder: nn.Module
   layout: str = 'checkpoint'
+  cross_attention: bool = True
 
   def setup(self):
     cfg = self.config
     self.relpos_bias = RelativeBias(cfg, bidirectional=False)
     self.layers = [
-      DecoderLayer(cfg, self.layout) for _ in range(cfg.num_decoder_layers)
+      DecoderLayer(cfg, self.layout, self.cross_attention)
+      for _ in range(cfg.num_decoder_layers)
     ]
     self.decoder_norm = LayerNorm(cfg.dtype)
     self.dropout = _dropout(cfg)
@@ -170,8 +172,17 @@ class Decoder(nn.Module):
       self.logits_dense = Dense(
         cfg.vocab_size,
         ('embed', 'vocab'),
-        weights_left=layout_flags(self.layout)[0],
+        weights_left=layouts.flags(self.layout)[0],
       )
+
+  def embed(self, tokens: Array, query_position: Array) -> Array:
+    """Tokens [B, W] at positions [B or 1, W] -> [B, W, E]."""
+    del query_position
+    return self.token_embedder(tokens)
+
+  def attention_bias(self, query_position: Array, length: int) -> Array:
+    """Bias of the queries for `length` keys, broadcastable to [B, H, W, L]."""
+    return self.relpos_bias(query_position, length)
 
   def cross_keys_values(self, encoded: Array):
     return [layer.cross_keys_values(encoded) for layer in self.layers]
@@ -182,20 +193,19 @@ class Decoder(nn.Module):
     """Hidden states [B, W, E] of tokens [B, W]; see `DecoderLayer`.
 
     `mask` [B or 1, W, L] is True where a query may see a key, and `cached` is
-    None or one (keys, values) per layer.
+    None or one (keys, values) per layer; `cross` is one per layer, or None.
     """
     drop = functools.partial(self.dropout, deterministic=deterministic)
-    length = mask.shape[-1]
     query_position = position[:, None] + jnp.arange(tokens.shape[1])
-    bias = self.relpos_bias(query_position, length)
+    bias = self.attention_bias(query_position, mask.shape[-1])
     bias = jnp.where(mask[:, None], bias, jnp.asarray(_MASKED, bias.dtype))
-    x = drop(self.token_embedder(tokens))
+    x = drop(self.embed(tokens, query_position))
     x = with_sharding_constraint(x, ('batch', 'length', 'embed'))
     written = []
     for i, layer in enumerate(self.layers):
       entry = None if cached is None else (*cached[i], position)
       x, keys_values = layer(
-        x, cross[i], bias, cross_bias, entry, deterministic
+        x, cross and cross[i], bias, cross_bias, entry, deterministic
       )
       written.append(keys_values)
     return drop(self.decoder_norm(x)), written
@@ -216,7 +226,7 @@ class Transformer(nn.Module):
 
   Attributes:
     config: the sizes; T5X's own `network.T5Config` will do.
-    layout: how the decoder's kernels are stored, see `to_layout`.
+    layout: how the decoder's kernels are stored, see `layouts.to_layout`.
   """
 
   config: T5Config
@@ -360,48 +370,6 @@ def initial_params(config: T5Config, seed: int, dtype: str = 'float32') -> Any:
   return jax.jit(init)(jax.random.key(seed))
 
 
-def to_layout(params: Any, layout: str) -> Any:
-  """Parameters of a checkpoint as `Transformer(config, layout)` takes them.
-
-  To be called once, outside the decoding loop.
-
-  Args:
-    params: as T5X names them.
-    layout: 'checkpoint' leaves them alone. 'fused' joins the decoder's kernels
-      that read the same activations: query, key and value of self-attention,
-      and a gated block's two input kernels, since a small product costs a CPU
-      more to hand to its threads than to compute. 'weights_left' also
-      transposes the decoder's kernels, which some CPUs' libraries need for
-      fast products of a few rows; see `layers.Dense`.
-  """
-  if layout not in LAYOUTS:
-    raise ValueError(f'Expected a layout of {LAYOUTS}, got {layout!r}.')
-  if layout == 'checkpoint':
-    return params
-  params = unfreeze(params)
-
-  def joined(module, name, parts):
-    kernels = [module.pop(part)['kernel'] for part in parts]
-    module[name] = {'kernel': jnp.concatenate(kernels, axis=1)}
-
-  def layer(old):
-    attention, mlp = dict(old['self_attention']), dict(old['mlp'])
-    joined(attention, 'query_key_value', ('query', 'key', 'value'))
-    joined(mlp, 'wi', sorted(name for name in mlp if name.startswith('wi')))
-    return old | {'self_attention': attention, 'mlp': mlp}
-
-  decoder = {
-    name: layer(value) if name.startswith('layers_') else value
-    for name, value in params['decoder'].items()
-  }
-  if layout == 'weights_left':
-    flat = traverse_util.flatten_dict(decoder)
-    decoder = traverse_util.unflatten_dict(
-      {k: x.T if k[-1] == 'kernel' else x for k, x in flat.items()}
-    )
-  return params | {'decoder': decoder}
-
-
 @functools.cache
 def language_model(
   config: T5Config, vocab_size: int | None = None, layout: str = 'checkpoint'
@@ -414,7 +382,7 @@ def language_model(
     config: the sizes.
     vocab_size: number of real ids; default all of them.
     layout: of the parameters that the functions take; `prepare` brings a
-      checkpoint's into it. See `to_layout`.
+      checkpoint's into it. See `layouts.to_layout`.
   """
   module = network(config, layout)
   call = lambda method: (
@@ -425,5 +393,5 @@ def language_model(
     extend=call('extend'),
     logits=call('logits'),
     vocab_size=vocab_size or config.vocab_size,
-    prepare=lambda params: to_layout(params, layout),
+    prepare=lambda params: layouts.to_layout(params, layout),
   )
