@@ -15,6 +15,7 @@ from absl import app
 from absl import flags
 
 from spec_decode import records
+from spec_decode.report import contents
 from spec_decode.report import pages
 from spec_decode.report import tables
 
@@ -23,12 +24,12 @@ _ROOT = pathlib.Path(__file__).parent.parent
 _EXPERIMENTS = str(_ROOT / 'experiments')
 
 
-def _latest(path: str, key) -> list[dict[str, Any]]:
-  """The newest record of each kind, in order of first appearance."""
-  found = {}
-  for record in records.read(_ROOT / path):
-    found[key(record)] = record
-  return list(found.values())
+def _records(folder: str) -> list[dict[str, Any]]:
+  """The newest record of each configuration; FileNotFoundError without any."""
+  found = tables.read(_EXPERIMENTS, folder)
+  if not found:
+    raise FileNotFoundError(folder)
+  return found
 
 
 def _with_error(value: float, error: float, digits: int) -> str:
@@ -38,13 +39,7 @@ def _with_error(value: float, error: float, digits: int) -> str:
 def speculation() -> str:
   """One row per task, draft and temperature: table 4 in short."""
   rows = []
-  found = _latest(
-    'experiments/table4/records.jsonl',
-    lambda r: tuple(
-      r['results']['workload'][k]
-      for k in ('task', 'target', 'draft', 'temperature', 'gamma', 'replay')
-    ),
-  )
+  found = _records('table4')
   for record in found:
     results = record['results']
     work, times = results['workload'], results['walltime']
@@ -67,16 +62,17 @@ def speculation() -> str:
         'measured': _with_error(times['speedup'], times['speedup_error'], 2),
       }
     )
-  return _machine(found) + '\n\n' + pages.markdown(rows)
+  return _machine(found) + '\n\n' + contents.markdown(rows)
 
 
 def benchmark() -> str:
   """One row per pair, batch size and gamma."""
   rows = []
-  found = _latest(
-    'experiments/benchmark/records.jsonl',
-    lambda r: r['results']['benchmark']['target'],
-  )
+  newest = {
+    record['results']['benchmark']['target']: record
+    for record in records.read(_ROOT / 'experiments/benchmark/records.jsonl')
+  }
+  found = list(newest.values())
   for record in found:
     results = record['results']['benchmark']
     for row in results['rows']:
@@ -101,23 +97,19 @@ def benchmark() -> str:
           'iteration / its calls': f'{row["overhead"]:.2f}',
         }
       )
-  return _machine(found) + '\n\n' + pages.markdown(rows)
+  return _machine(found) + '\n\n' + contents.markdown(rows)
 
 
 def sample() -> str:
   """The output of figure 1, block by block."""
-  if not tables.read(_EXPERIMENTS, 'figure1'):
-    raise FileNotFoundError
-  return pages.sample(_EXPERIMENTS)
+  _records('figure1')
+  return contents.sample(_EXPERIMENTS)
 
 
 def quality() -> str:
   """BLEU or ROUGE-L of every network alone."""
   rows = []
-  found = _latest(
-    'experiments/quality/records.jsonl',
-    lambda r: tuple(r['results']['workload'][k] for k in ('task', 'target')),
-  )
+  found = _records('quality')
   for record in found:
     decoded = record['results']['generate']
     metric = 'bleu' if 'bleu' in decoded else 'rouge_l'
@@ -129,18 +121,13 @@ def quality() -> str:
         'examples': str(decoded['examples']),
       }
     )
-  return pages.markdown(rows)
+  return contents.markdown(rows)
 
 
 def t5x() -> str:
   """Milliseconds per token beside stock T5X, one row per pair."""
   rows = []
-  found = _latest(
-    'experiments/t5x_walltime/records.jsonl',
-    lambda r: tuple(
-      r['results']['workload'][k] for k in ('target', 'draft', 'temperature')
-    ),
-  )
+  found = _records('t5x_walltime')
   for record in found:
     work = record['results']['workload']
     times = record['results']['t5x_walltime']
@@ -159,15 +146,13 @@ def t5x() -> str:
         'examples': str(times['examples']),
       }
     )
-  return _machine(found) + '\n\n' + pages.markdown(rows)
+  return _machine(found) + '\n\n' + contents.markdown(rows)
 
 
 def _machine(found) -> str:
-  machine = found[-1]['hardware']
-  versions = found[-1]['versions']
+  newest = found[-1]
   return (
-    f'Measured on {machine["cores"]} cores of {machine["device"]}, jax'
-    f' {versions["jax"]}.'
+    f'Measured on {tables.machine(newest)}, jax {newest["versions"]["jax"]}.'
   )
 
 

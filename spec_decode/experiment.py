@@ -76,10 +76,11 @@ def run(
   directory = pathlib.Path(output_dir).expanduser()
   paths = record_path or os.fspath(directory / 'records.jsonl')
   paths = [paths] if isinstance(paths, str) else paths
-  key = _key(workload)
+  weights = _weights(workload)
+  key = _key(weights)
   record = records.find(paths, key) if resume else None
   if record is None:
-    record = _run(jobs, directory, name, workload, key)
+    record = _run(jobs, directory, name, workload, weights, key)
     if workload is not None and not resume:
       console.show(workload, record['results'])
   for path in paths:
@@ -88,7 +89,7 @@ def run(
   return record
 
 
-def _run(jobs, directory, name, workload, key) -> dict[str, Any]:
+def _run(jobs, directory, name, workload, weights, key) -> dict[str, Any]:
   """Runs the jobs; returns the record, which it does not append."""
   directory.mkdir(parents=True, exist_ok=True)
   results: dict[str, Any] = {}
@@ -98,14 +99,15 @@ def _run(jobs, directory, name, workload, key) -> dict[str, Any]:
     results[_job_name(job)] = job(*arguments)
   config = gin.operative_config_str()
   (directory / 'config.gin').write_text(config, encoding='utf-8')
-  return records.stamp(name, config, _described(workload) | results, key)
+  described = _described(workload, weights) | results
+  return records.stamp(name, config, described, key)
 
 
-def _key(workload: Workload | None) -> str:
+def _key(weights: dict[str, str]) -> str:
   """Says what was to be run, and with which weights."""
   digest = hashlib.sha256(gin.config_str().encode())
-  for weights in _weights(workload).values():
-    digest.update(weights.encode())
+  for each in weights.values():
+    digest.update(each.encode())
   return digest.hexdigest()
 
 
@@ -219,7 +221,7 @@ def _job_name(job: Job) -> str:
   return module or job.__name__
 
 
-def _described(workload: Workload | None) -> dict[str, Any]:
+def _described(workload: Workload | None, weights) -> dict[str, Any]:
   if workload is None:
     return {}
   return {
@@ -232,7 +234,7 @@ def _described(workload: Workload | None) -> dict[str, Any]:
       'lenience': workload.lenience,
       'batch_size': workload.batch_size,
       'replay': workload.replay,
-      'weights': _weights(workload),
+      'weights': weights,
     }
   }
 

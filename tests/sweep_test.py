@@ -91,7 +91,7 @@ def test_other_weights_are_another_row(tmp_path):
     workload = tiny.make(
       tmp_path, draft=draft_sources.NGrams('n', str(path), 9)
     )
-    keys.append(experiment._key(workload))
+    keys.append(experiment._key(experiment._weights(workload)))
     gin.clear_config()
   assert keys[0] == keys[2] != keys[1]
 

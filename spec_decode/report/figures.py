@@ -47,23 +47,12 @@ def table1(root: str) -> Figure:
 
 
 def table2(root: str) -> Figure:
-  return _grouped(
-    _measured(tables.table2(root), 'speedup'),
-    _pair_label,
-    {'published_speed': 'published', 'speedup': 'ours in its place'},
-    'speed-up over plain decoding',
-    {'speedup': 'speedup_error'},
-  )
+  rows, axis = tables.table2(root), 'speed-up over plain decoding'
+  return _beside_published(rows, 'published_speed', 'speedup', axis)
 
 
 def table3(root: str) -> Figure:
-  return _grouped(
-    _measured(tables.table3(root), 'alpha'),
-    _pair_label,
-    {'published_alpha': 'published', 'alpha': 'ours in its place'},
-    'α',
-    {'alpha': 'alpha_error'},
-  )
+  return _beside_published(tables.table3(root), 'published_alpha', 'alpha', 'α')
 
 
 def table4(root: str) -> Figure:
@@ -234,6 +223,17 @@ def _measured(rows: Sequence[tables.Row], name: str) -> list[tables.Row]:
 
 def _pair_label(row: tables.Row) -> str:
   return f'{row["task"]}\n{row["draft"]}\nT={row["temperature"]:g}'
+
+
+def _beside_published(rows, published: str, ours: str, axis: str) -> Figure:
+  """Our values, with their errors, beside the published ones."""
+  return _grouped(
+    _measured(rows, ours),
+    _pair_label,
+    {published: 'published', ours: 'ours in its place'},
+    axis,
+    {ours: f'{ours}_error'},
+  )
 
 
 def _grouped(rows, label, series, axis, errors=()) -> Figure:
