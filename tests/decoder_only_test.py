@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+import toy_models
 
 from spec_decode import ModelDraft
 from spec_decode import Sampling
@@ -24,7 +25,6 @@ from spec_decode.autoregressive import Limits
 from spec_decode.data import text
 from spec_decode.language_model import PARKED
 from spec_decode.measure import acceptance_rate
-from spec_decode.models import checkpoints
 from spec_decode.models import transformer
 from spec_decode.models.decoder_only import DecoderOnlyConfig
 
@@ -46,24 +46,6 @@ PROMPT = (
   np.array([[0, 0, 0, 0], [0, 7, 0, 0], [0, 9, 31, 4]], np.int32),
   np.array([1, 2, 4], np.int32),
 )
-
-
-def random_params(config, seed=0):
-  """Random parameters whose greedy outputs are varied."""
-  rng = np.random.default_rng(seed)
-  flat = {}
-  for name, shape in checkpoints.expected_shapes(config).items():
-    noise = rng.standard_normal(shape, np.float32)
-    if name.endswith('kernel'):
-      noise /= np.sqrt(shape[0])
-    if name.endswith('scale'):
-      noise = 1 + 0.2 * noise
-    node = flat
-    *path, last = name.split('/')
-    for part in path:
-      node = node.setdefault(part, {})
-    node[last] = jnp.asarray(noise)
-  return flat
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -88,7 +70,7 @@ def feed(model, params, cache, tokens, position):
 def test_cached_chunks_equal_one_pass(config, layout):
   # Far enough for distances beyond 128, where the bias has one bucket.
   length = 150
-  params = random_params(config)
+  params = toy_models.t5_params(config, 0)
   rng = np.random.default_rng(1)
   tokens = rng.integers(0, 50, (3, length)).astype(np.int32)
   exact = np.asarray(teacher_forced(config, params, tokens))
@@ -96,26 +78,9 @@ def test_cached_chunks_equal_one_pass(config, layout):
   model = transformer.language_model(config, None, layout)
   params = model.prepare(params)
   cache = model.start(params, INPUTS, length)
-  position = np.zeros(3, int)
-  read = np.zeros((3, length), int)
-  for call in range(60):
-    width = (40, 5, 1)[call % 3]
-    columns = position[:, None] + np.arange(width)
-    inside = columns < length
-    columns = np.minimum(columns, length - 1)
-    chunk = np.take_along_axis(tokens, columns, 1)
-    if call % 4 == 1:
-      # A block that is thrown away: the next call goes back over it.
-      junk = rng.integers(0, 50, chunk.shape)
-      _, cache = feed(model, params, cache, junk, position)
-    logits, cache = feed(model, params, cache, chunk, position)
-    good = np.take_along_axis(exact, columns[..., None], 1)
-    np.testing.assert_allclose(logits[inside], good[inside], atol=1e-5)
-    np.add.at(read, (np.arange(3)[:, None], columns), inside)
-    # Rows keep all of the block, a part or nothing, and may go back further.
-    kept = rng.choice([width, width // 2, 0, -3], 3)
-    position = np.clip(position + kept, 0, length - 2)
-  assert (read >= 1).all() and (read[:, 129:] >= 2).any(1).all()
+  cache = toy_models.assert_chunks_equal_one_pass(
+    feed, model, params, cache, tokens, exact
+  )
   # An ended row writes nothing and makes nothing that is not finite.
   parked = np.array([PARKED, 3, PARKED])
   logits, after = feed(model, params, cache, tokens[:, 3:8], parked)
@@ -128,12 +93,16 @@ def test_cached_chunks_equal_one_pass(config, layout):
 def test_absolute_positions_matter_and_the_future_does_not():
   tokens = np.full((3, 12), 7, np.int32)
   for config, varies in ((GPT, True), (LAMDA, False)):
-    logits = np.asarray(teacher_forced(config, random_params(config), tokens))
+    logits = np.asarray(
+      teacher_forced(config, toy_models.t5_params(config, 0), tokens)
+    )
     # One token over and over: only absolute positions tell its places apart.
     assert (np.ptp(logits[0], axis=0).max() > 0.1) == varies
     changed = tokens.copy()
     changed[:, 5] = 8
-    other = np.asarray(teacher_forced(config, random_params(config), changed))
+    other = np.asarray(
+      teacher_forced(config, toy_models.t5_params(config, 0), changed)
+    )
     np.testing.assert_array_equal(logits[:, :5], other[:, :5])
     assert (np.abs(logits[:, 5:] - other[:, 5:]).max(-1) > 1e-4).all()
 
@@ -153,7 +122,7 @@ def pair(config, sampling, gamma=3, eos_id=-1, noise=0.1):
   """A speculation with a draft that often agrees, and both parameters."""
   model = transformer.language_model(config)
   rng = np.random.default_rng(5)
-  params = random_params(config)
+  params = toy_models.t5_params(config, 0)
   draft_params = jax.tree.map(
     lambda x: x * (1 + noise * rng.standard_normal(x.shape, np.float32)), params
   )

@@ -164,9 +164,9 @@ TINY_TIED_T5 = TINY_T5.replace(
 
 
 def t5_shapes(config):
-  """The parameters of a T5 as shapes."""
+  """The parameters of a network as shapes."""
   tokens = jnp.ones((1, 2), jnp.int32)
-  init = transformer.Transformer(config).init
+  init = transformer.network(config).init
   variables = jax.eval_shape(
     lambda key: init(key, tokens, tokens, enable_dropout=False),
     jax.random.key(0),
@@ -195,3 +195,40 @@ def perturbed(params, seed: int, noise: float):
   rng = np.random.default_rng(seed)
   shake = lambda x: x * (1 + noise * rng.standard_normal(x.shape, np.float32))
   return jax.tree.map(lambda x: jnp.asarray(shake(x), x.dtype), params)
+
+
+def assert_chunks_equal_one_pass(feed, model, params, cache, tokens, exact):
+  """Feeds three rows in chunks, with roll-back, until all have been read.
+
+  Args:
+    feed: (model, params, cache, chunk, position) -> (logits, cache).
+    model, params, cache: cache is empty, with room for all tokens.
+    tokens: [3, L].
+    exact: logits [3, L, V] of one pass without a cache.
+
+  Returns:
+    The cache.
+  """
+  rng, length = np.random.default_rng(1), tokens.shape[1]
+  # The next position of each row; they soon differ.
+  position = np.zeros(3, int)
+  read = np.zeros((3, length), int)
+  for call in range(60):
+    width = (40, 5, 1)[call % 3]
+    columns = position[:, None] + np.arange(width)
+    inside = columns < length
+    columns = np.minimum(columns, length - 1)
+    chunk = np.take_along_axis(tokens, columns, 1)
+    if call % 4 == 1:
+      # A block that is thrown away: the next call goes back over it.
+      junk = rng.integers(0, 50, chunk.shape)
+      _, cache = feed(model, params, cache, junk, position)
+    logits, cache = feed(model, params, cache, chunk, position)
+    good = np.take_along_axis(exact, columns[..., None], 1)
+    np.testing.assert_allclose(logits[inside], good[inside], atol=1e-5)
+    np.add.at(read, (np.arange(3)[:, None], columns), inside)
+    # Rows keep all of the block, a part or nothing, and may go back further.
+    kept = rng.choice([width, width // 2, 0, -3], 3)
+    position = np.clip(position + kept, 0, length - 2)
+  assert (read >= 1).all() and (read[:, 129:] >= 2).any(1).all()
+  return cache

@@ -68,28 +68,9 @@ def test_cached_chunks_equal_one_pass(kind, layout):
   model = transformer.language_model(config, None, layout)
   params = model.prepare(params)
   cache = start(model, params, inputs, length)
-  rng = np.random.default_rng(1)
-  # The next position of each row; they soon differ.
-  position = np.zeros(3, int)
-  read = np.zeros((3, length), int)
-  for call in range(60):
-    width = (40, 5, 1)[call % 3]
-    columns = position[:, None] + np.arange(width)
-    inside = columns < length
-    columns = np.minimum(columns, length - 1)
-    chunk = np.take_along_axis(tokens, columns, 1)
-    if call % 4 == 1:
-      # A block that is thrown away: the next call goes back over it.
-      junk = rng.integers(0, 50, chunk.shape)
-      _, cache = feed(model, params, cache, junk, position)
-    logits, cache = feed(model, params, cache, chunk, position)
-    good = np.take_along_axis(exact, columns[..., None], 1)
-    np.testing.assert_allclose(logits[inside], good[inside], atol=1e-5)
-    np.add.at(read, (np.arange(3)[:, None], columns), inside)
-    # Rows keep all of the block, a part or nothing, and may go back further.
-    kept = rng.choice([width, width // 2, 0, -3], 3)
-    position = np.clip(position + kept, 0, length - 2)
-  assert (read >= 1).all() and (read[:, 129:] >= 2).any(1).all()
+  toy_models.assert_chunks_equal_one_pass(
+    feed, model, params, cache, tokens, exact
+  )
 
 
 def test_any_chunking_leaves_the_same_cache():
