@@ -122,6 +122,25 @@ def test_training_batches_resume_where_they_stopped(tmp_path):
       np.testing.assert_array_equal(old['targets'], new['targets'])
 
 
+def test_ids_that_a_model_wrote_are_trained_on_as_they_are(tmp_path):
+  path = tmp_path / 'written.jsonl'
+  written = [[9, 8, 7, 1], [6, 5, 4]]  # the second was cut off: no EOS
+  path.write_text(
+    ''.join(json.dumps({'inputs': 'a', 'tokens': y}) + '\n' for y in written)
+  )
+  sources = (
+    (text.Source(str(path), targets='tokens'), (4, 4)),
+    (text.Source(lambda: text.plain(str(path), 'tokens')), (1, 4)),
+  )
+  for source, bucket in sources:
+    buckets = _buckets(
+      tmp_path, sources=(source,), buckets=(bucket,), tokens_per_batch=8
+    )
+    batch = next(buckets.from_step(0))
+    assert sorted(batch['targets'].tolist()) == [[6, 5, 4, 0], [9, 8, 7, 1]]
+    assert batch['inputs'].shape == (2, bucket[0])
+
+
 def test_an_epoch_holds_each_source_by_its_weight(tmp_path):
   buckets = _buckets(tmp_path, tokens_per_batch=1)  # batches of one
   seen = collections.Counter(

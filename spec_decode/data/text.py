@@ -30,11 +30,15 @@ def resolve(path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """One pair of texts. `id` names it in every output and seeds its row."""
+  """One pair of texts. `id` names it in every output and seeds its row.
+
+  Targets that a model wrote may be its token ids, EOS included: encoding their
+  text again would give other ids, and an EOS where the model wrote none.
+  """
 
   id: str
   inputs: str
-  targets: str = ''
+  targets: str | Sequence[int] = ''
 
 
 class Vocabulary:
@@ -86,8 +90,8 @@ def read(path: str, targets: str = 'targets') -> list[Example]:
 
   Args:
     path: of the file; see `resolve`.
-    targets: the JSON field that holds the targets, such as "prediction" for
-      text that a model wrote.
+    targets: the JSON field that holds the targets, such as "tokens" for what
+      a model wrote.
 
   Raises:
     FileNotFoundError: no such file.
@@ -120,10 +124,10 @@ def plain(path: str, field: str = 'inputs', prefix: str = '') -> list[Example]:
     field: the JSON field that holds the text.
     prefix: what is removed from the start of each, such as the task's name.
   """
-  return [
-    Example(example.id, '', example.targets.removeprefix(prefix))
-    for example in read(path, field)
-  ]
+  examples = read(path, field)
+  if prefix:
+    return [Example(e.id, '', e.targets.removeprefix(prefix)) for e in examples]
+  return [Example(e.id, '', e.targets) for e in examples]
 
 
 def _parse(line: str, path: pathlib.Path, number: int, targets: str) -> Example:
@@ -323,8 +327,10 @@ class BucketedBatches:
       path = source.path
       examples = path() if callable(path) else read(path, source.targets)
       inputs = self.vocabulary.encode([e.inputs for e in examples])
-      targets = self.vocabulary.encode([e.targets for e in examples])
-      pairs = [(x + eos, y + eos) for x, y in zip(inputs, targets)]
+      targets = [e.targets for e in examples]
+      if isinstance(targets[0], str):
+        targets = [y + eos for y in self.vocabulary.encode(targets)]
+      pairs = [(x + eos, y) for x, y in zip(inputs, targets)]
       parts.append((source.weight, pairs))
     return parts
 
