@@ -212,6 +212,15 @@ def in_loops(text):
   return [line for lines in seen.values() for line in lines]
 
 
+def compiled(lowered):
+  """The optimised program as text.
+
+  Compiled as it would be where it is used, whatever scripts/test.sh leaves out.
+  """
+  options = {'xla_cpu_use_fusion_emitters': True}
+  return lowered.compile(compiler_options=options).as_text()
+
+
 def cache_sized_work(text):
   """Operations inside loops that make a whole cache anew."""
   sizes = {
@@ -236,7 +245,7 @@ def cache_sized_work(text):
 
 def test_caches_are_updated_in_place():
   model, *args = arguments('weights_left')
-  text = lower(model, Sampling(), *args).compile().as_text()
+  text = compiled(lower(model, Sampling(), *args))
   scatters = re.findall(rf'\[\d+,{CAPACITY},8\]\S* scatter\(', text)
   # Keys and values: 2 layers of the target, 1 of the draft in two places.
   assert len(scatters) == 8
@@ -259,5 +268,5 @@ def test_caches_of_plain_decoding_are_updated_in_place(copies):
   lowered = autoregressive.decode.lower(
     model, GREEDY, limits, params, inputs, keys
   )
-  found = cache_sized_work(lowered.compile().as_text())
+  found = cache_sized_work(compiled(lowered))
   assert len(found) >= 2 if copies else found == []

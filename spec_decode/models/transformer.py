@@ -361,13 +361,14 @@ def initial_params(config: T5Config, seed: int, dtype: str = 'float32') -> Any:
 
   Drawn in float32; those of large models never stand in memory so as a whole.
   """
+  return _init(config, jax.random.key(seed), dtype)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'dtype'))
+def _init(config, key, dtype):
   tokens = jnp.ones((1, 2), jnp.int32)
-
-  def init(key):
-    params = network(config).init(key, tokens, tokens, enable_dropout=False)
-    return jax.tree.map(lambda x: x.astype(dtype), params['params'])
-
-  return jax.jit(init)(jax.random.key(seed))
+  params = network(config).init(key, tokens, tokens, enable_dropout=False)
+  return jax.tree.map(lambda x: x.astype(dtype), params['params'])
 
 
 @functools.cache
