@@ -147,6 +147,7 @@ def test_every_run_config_has_no_idle_binding(path):
   required = {
     'train_target': ['TRAIN_EN_DE', 'TRAIN_SYNOPSIS', 'OUTPUT_DIR'],
     'train_draft': ['TRAIN_EN_DE', 'TRAIN_SYNOPSIS', 'OUTPUT_DIR', 'GENERATED'],
+    'train_draft_on_text': ['OUTPUT_DIR', 'GENERATED'],
     'training_text': ['SOURCE', 'OUTPUT_DIR'],
     'train_lm_target': ['TRAIN_EN_DE', 'TRAIN_SYNOPSIS', 'OUTPUT_DIR'],
     'train_lm_draft': [
@@ -159,7 +160,7 @@ def test_every_run_config_has_no_idle_binding(path):
     'count_ngrams': ['SOURCE', 'OUTPUT_DIR'],
   }.get(path.stem, [])
   files = [str(path)]
-  if path.stem == 'train_draft':
+  if path.stem.startswith('train_draft'):
     files.append('configs/models/debian_draft_base.gin')
   if path.stem in ('alpha', 'pair', 'timeline', 'trace'):
     files += PAIR
