@@ -132,9 +132,10 @@ def t5x() -> str:
     work = record['results']['workload']
     times = record['results']['t5x_walltime']
     ms, per_call = times['ms_per_token'], times['tokens_per_call']
+    random = ', random weights' if work.get('random_weights') else ''
     rows.append(
       {
-        'target': work['target'],
+        'target': work['target'] + random,
         'draft': work['draft'],
         'temperature': f'{work["temperature"]:g}',
         'gamma': str(work['gamma']),

@@ -25,6 +25,7 @@ import tqdm
 
 from spec_decode import records
 from spec_decode.report import console
+from spec_decode.workload import Network
 from spec_decode.workload import Workload
 
 Job = Callable[..., dict[str, Any]]
@@ -235,6 +236,11 @@ def _described(workload: Workload | None, weights) -> dict[str, Any]:
       'batch_size': workload.batch_size,
       'replay': workload.replay,
       'weights': weights,
+      'random_weights': [
+        network.name
+        for network in (workload.target, workload.draft)
+        if isinstance(network, Network) and network.path is None
+      ],
     }
   }
 
