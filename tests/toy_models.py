@@ -165,13 +165,7 @@ TINY_TIED_T5 = TINY_T5.replace(
 
 def t5_shapes(config):
   """The parameters of a network as shapes."""
-  tokens = jnp.ones((1, 2), jnp.int32)
-  init = transformer.network(config).init
-  variables = jax.eval_shape(
-    lambda key: init(key, tokens, tokens, enable_dropout=False),
-    jax.random.key(0),
-  )
-  return variables['params']
+  return jax.eval_shape(lambda: transformer.initial_params(config, 0))
 
 
 def t5_params(config, seed: int):

@@ -124,10 +124,8 @@ def plain(path: str, field: str = 'inputs', prefix: str = '') -> list[Example]:
     field: the JSON field that holds the text.
     prefix: what is removed from the start of each, such as the task's name.
   """
-  examples = read(path, field)
-  if prefix:
-    return [Example(e.id, '', e.targets.removeprefix(prefix)) for e in examples]
-  return [Example(e.id, '', e.targets) for e in examples]
+  cut = (lambda text: text.removeprefix(prefix)) if prefix else lambda x: x
+  return [Example(e.id, '', cut(e.targets)) for e in read(path, field)]
 
 
 def _parse(line: str, path: pathlib.Path, number: int, targets: str) -> Example:

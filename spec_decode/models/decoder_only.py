@@ -126,8 +126,7 @@ class DecoderOnly(nn.Module):
 
   def _decode(self, tokens, position, length, cached, deterministic):
     """Runs the stack over a chunk that sees itself and what precedes it."""
-    query_position = position[:, None] + jnp.arange(tokens.shape[1])
-    mask = jnp.arange(length) <= query_position[..., None]  # [B, W, L]
+    mask = transformer.causal_mask(position, tokens.shape[1], length)
     return self.decoder(
       tokens, None, mask, None, position, cached, deterministic
     )

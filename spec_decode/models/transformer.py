@@ -320,13 +320,10 @@ class Transformer(nn.Module):
     Returns:
       Hidden states [B, W, E], to be given to `logits`, and the cache.
     """
-    length = cache.keys[0].shape[1]
-    query_position = position[:, None] + jnp.arange(tokens.shape[1])
-    mask = jnp.arange(length) <= query_position[..., None]
     hidden, written = self.decoder(
       tokens,
       list(zip(cache.cross_keys, cache.cross_values)),
-      mask,
+      causal_mask(position, tokens.shape[1], cache.keys[0].shape[1]),
       cache.inputs_bias,
       position,
       list(zip(cache.keys, cache.values)),
@@ -340,6 +337,12 @@ class Transformer(nn.Module):
     if logits.ndim == 3:
       logits = with_sharding_constraint(logits, ('batch', 'length', 'vocab'))
     return logits
+
+
+def causal_mask(position: Array, width: int, length: int) -> Array:
+  """True where queries at position[b] + 0..W-1 may see a key: [B, W, L]."""
+  query_position = position[:, None] + jnp.arange(width)
+  return jnp.arange(length) <= query_position[..., None]
 
 
 def _bias(mask: Array) -> Array:

@@ -53,6 +53,16 @@ def number(name: str, digits: int = 2, error: str | None = None) -> Cell:
   return cell
 
 
+def _settings(name: str) -> Cell:
+  """The published gamma, and what was published beside it under `name`."""
+  published = f'published_{name}'
+  return lambda row: (
+    f'{row["published_gamma"]:g}, {row[published]:g}'
+    if 'published_gamma' in row
+    else ''
+  )
+
+
 _COMMON = {
   'task': number('task'),
   'draft': number('draft'),
@@ -117,11 +127,7 @@ def _table4(root: str) -> str:
     tables.table4,
     _COMMON
     | {
-      'published γ, c': lambda row: (
-        f'{row["published_gamma"]:g}, {row["published_c"]:g}'
-        if 'published_gamma' in row
-        else ''
-      ),
+      'published γ, c': _settings('c'),
       'expected': number('published_expected', 1),
       'measured': number('published_measured', 1),
       'our γ': number('gamma', 0),
@@ -267,11 +273,7 @@ PAGES = {
       tables.table2,
       _COMMON
       | {
-        'published γ, α': lambda row: (
-          f'{row["published_gamma"]:g}, {row["published_alpha"]:g}'
-          if 'published_gamma' in row
-          else ''
-        ),
+        'published γ, α': _settings('alpha'),
         'published speed': number('published_speed', 1),
         'our γ': number('gamma', 0),
         'our α': number('alpha', 3, 'alpha_error'),
