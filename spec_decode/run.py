@@ -9,7 +9,6 @@ run here as they do there.
 from collections.abc import Callable
 from collections.abc import Sequence
 import importlib
-import os
 import sys
 
 from absl import app
@@ -42,21 +41,6 @@ def __getattr__(name: str) -> Callable:
   entry = getattr(importlib.import_module(_T5X[name]), name)
   _called.append(entry)
   return entry
-
-
-def _choose_products() -> None:
-  """Has XLA compute its own products of several rows on a CPU.
-
-  The library that it prefers for them packs the weights anew in every call. On
-  2 cores of an AMD EPYC (Zen 1) a call of width 4 took the shipped target
-  7.5 ms with it and 5.2 ms without; T5 1.1 small took 16.4 ms in the layout
-  that suits the library best and 14.3 ms without. What XLA_FLAGS says stands.
-  """
-  flag = '--xla_cpu_experimental_ynn_fusion_type'
-  flags = os.environ.get('XLA_FLAGS', '')
-  known = tuple(map(int, jax.__version__.split('.')[:2])) >= (0, 10)
-  if known and flag not in flags:
-    os.environ['XLA_FLAGS'] = f'{flags} {flag}=LIBRARY_FUSION_TYPE_REDUCE'
 
 
 def _expand(argv: Sequence[str]) -> list[str]:
@@ -97,5 +81,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  _choose_products()
   app.run(main, argv=_expand(sys.argv))

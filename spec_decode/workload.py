@@ -79,17 +79,6 @@ class Network:
     cast = lambda x: jnp.asarray(x, self.dtype)
     return self.model.prepare(jax.tree.map(cast, params))
 
-  def baseline(self, params: Any) -> tuple[LanguageModel, Any]:
-    """Model and parameters for decoding one token per call.
-
-    It does not have to bear a layout that is chosen for wide calls; then its
-    parameters are a second copy, else they are `params`, this network's own.
-    """
-    if self.layout != 'weights_left':
-      return self.model, params
-    other = dataclasses.replace(self, layout='fused')
-    return other.model, other.load()
-
   def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
     return ModelDraft(self.model, sampling, gamma)
 
@@ -179,11 +168,6 @@ class Workload:
     """Prepared parameters of target and draft."""
     return self.target.load(), self.draft.load()
 
-  @functools.cached_property
-  def plain(self) -> tuple[LanguageModel, Any]:
-    """Model and prepared parameters of the baseline."""
-    return self.target.baseline(self.params[0])
-
   def speculation(
     self, gamma: int | None = None, measure_beta: bool = False
   ) -> Speculation:
@@ -212,12 +196,11 @@ class Workload:
 
   def decode_plain(self, batch: text.Batch):
     """One batch without: `autoregressive.Result`."""
-    model, params = self.plain
     return autoregressive.decode(
-      model,
+      self.target.model,
       self.sampling,
       self.limits,
-      params,
+      self.params[0],
       batch.inputs,
       self.keys(batch),
       batch.prompt,

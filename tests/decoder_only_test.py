@@ -64,7 +64,7 @@ def feed(model, params, cache, tokens, position):
 
 @pytest.mark.parametrize(
   'config, layout',
-  [(GPT, 'checkpoint'), (TIED, 'weights_left'), (LAMDA, 'fused')],
+  [(GPT, 'checkpoint'), (TIED, 'fused'), (LAMDA, 'fused')],
   ids=['gpt', 'tied', 'lamda'],
 )
 def test_cached_chunks_equal_one_pass(config, layout):

@@ -131,7 +131,7 @@ def paths(params, tmp_path_factory):
 @functools.cache
 def make(draft=None, **changes):
   """A model; the same one for the same arguments."""
-  settings = {'gamma': 3, 'layout': 'weights_left'} | changes
+  settings = {'gamma': 3, 'layout': 'fused'} | changes
   return t5x_model.SpeculativeEncoderDecoderModel(
     transformer.Transformer(TARGET),
     VOCABULARY,

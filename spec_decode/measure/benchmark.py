@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import tqdm
 
 from spec_decode.autoregressive import Limits
-from spec_decode.language_model import LanguageModel
 from spec_decode.measure import costs as costs_lib
 from spec_decode.sampling import Sampling
 from spec_decode.speculative import Speculation
@@ -61,10 +60,6 @@ class _Pair:
   def params(self) -> tuple[Any, Any]:
     return self.target.load(), self.draft.load()
 
-  @functools.cached_property
-  def plain(self) -> tuple[LanguageModel, Any]:
-    return self.target.baseline(self.params[0])
-
   def _arguments(self, batch: int, gamma: int, capacity: int):
     config = Speculation(
       self.target.model,
@@ -77,14 +72,11 @@ class _Pair:
 
   def seconds(self, part: str, batch: int, gamma: int, capacity: int) -> float:
     config, rest = self._arguments(batch, gamma, capacity)
-    seconds = costs_lib.seconds_per_call(
-      config, [part], *rest, plain=self.plain
-    )
-    return seconds[part]
+    return costs_lib.seconds_per_call(config, [part], *rest)[part]
 
   def costs(self, batch: int, gamma: int, capacity: int) -> costs_lib.Costs:
     config, rest = self._arguments(batch, gamma, capacity)
-    return costs_lib.costs(config, *rest, plain=self.plain)
+    return costs_lib.costs(config, *rest)
 
 
 def measure(
@@ -135,7 +127,7 @@ def measure(
   wide = {
     w: pair.seconds('target', batch, w - 1, short) / plain for w in widths
   }
-  bandwidth, size = read_bandwidth(), step_bytes(pair.plain[1])
+  bandwidth, size = read_bandwidth(), step_bytes(pair.params[0])
   return {
     'target': target.name,
     'draft': draft.name,

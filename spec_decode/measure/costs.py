@@ -22,7 +22,6 @@ from spec_decode import autoregressive
 from spec_decode import randomness
 from spec_decode import sampling as sampling_lib
 from spec_decode import speculative
-from spec_decode.language_model import LanguageModel
 from spec_decode.speculative import Speculation
 
 
@@ -186,12 +185,10 @@ def seconds_per_call(
   repeats: int = 5,
   calls: int = 20,
   prefix: int = 16,
-  plain: tuple[LanguageModel, Any] | None = None,
 ) -> dict[str, float]:
   """Median seconds of one call of each of `parts`, see `loop`.
 
-  Rows have about `prefix` committed tokens and never end. `plain` is the
-  baseline's model and parameters, where they differ from the target's.
+  Rows have about `prefix` committed tokens and never end.
   """
   limits = dataclasses.replace(
     config.limits,
@@ -207,17 +204,13 @@ def seconds_per_call(
   state = state.replace(
     sequences=sequences.replace(length=sequences.length + prefix)
   )
-  model, plain_params = plain or (config.target, params)
-  baseline = dataclasses.replace(config, target=model)
-
-  def thunk(part):
-    if part == 'plain_step':
-      chosen = baseline, part, calls, plain_params
-    else:
-      chosen = config, part, calls, params
-    return functools.partial(loop, *chosen, draft_params, state)
-
-  seconds = medians({part: thunk(part) for part in parts}, repeats)
+  thunks = {
+    part: functools.partial(
+      loop, config, part, calls, params, draft_params, state
+    )
+    for part in parts
+  }
+  seconds = medians(thunks, repeats)
   return {part: value / calls for part, value in seconds.items()}
 
 

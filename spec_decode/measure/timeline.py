@@ -76,8 +76,6 @@ def profile(workload: Workload, example: int, gamma: int) -> dict[str, Any]:
   config = workload.speculation(gamma)
   target, draft = _named(config.target, 'target'), config.draft
   if gamma == 0:
-    model, params = workload.plain
-    target = _named(model, 'target')
     arguments = params, batch.inputs, keys, batch.prompt
     program = autoregressive.decode.lower(
       target, config.sampling, config.limits, *arguments

@@ -17,7 +17,6 @@ import tqdm
 from spec_decode import autoregressive
 from spec_decode import speculative
 from spec_decode import theory
-from spec_decode.language_model import LanguageModel
 from spec_decode.measure import costs as costs_lib
 from spec_decode.measure.acceptance_rate import Ratio
 from spec_decode.speculative import Speculation
@@ -56,12 +55,10 @@ def measure(
     alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
   config, params = workload.speculation(), workload.params
   batches = [b for _, b in zip(range(num_batches), workload.batches())]
-  starts, timed = _starts(config, workload.plain[0]), []
+  starts, timed = _starts(config), []
   for batch in tqdm.tqdm(batches, desc='walltime', unit='batch', leave=None):
     timed.append(_time(workload, config, starts, batch, repeats))
-  cost = costs_lib.costs(
-    config, *params, batches[0].inputs, repeats, plain=workload.plain
-  )
+  cost = costs_lib.costs(config, *params, batches[0].inputs, repeats)
   wide = {config.draft.gamma: cost.wide_ratio}
   for gamma in set(gammas) - set(wide) if alpha is not None else ():
     seconds = costs_lib.seconds_per_call(
@@ -102,7 +99,7 @@ def _time(workload: Workload, config, starts, batch, repeats) -> dict[str, Any]:
       'fast': functools.partial(workload.decode, batch, config),
       'start': functools.partial(start, *workload.params, *arguments),
       'start_plain': functools.partial(
-        start_plain, workload.plain[1], *arguments
+        start_plain, workload.params[0], *arguments
       ),
     },
     repeats,
@@ -123,7 +120,7 @@ def _time(workload: Workload, config, starts, batch, repeats) -> dict[str, Any]:
   }
 
 
-def _starts(config: Speculation, plain_model: LanguageModel):
+def _starts(config: Speculation):
   """What both loops do before their first token, compiled."""
 
   def start(params, draft_params, inputs, keys, prompt):
@@ -132,7 +129,7 @@ def _starts(config: Speculation, plain_model: LanguageModel):
 
   def start_plain(params, inputs, keys, prompt):
     state = autoregressive.init(
-      plain_model, config.limits, params, inputs, keys, prompt
+      config.target, config.limits, params, inputs, keys, prompt
     )
     return state.cache
 

@@ -46,7 +46,7 @@ class DecoderOnlyConfig(T5Config):
 class Cache:
   """Keys and values of one batch, one array per layer; see `transformer`."""
 
-  keys: tuple[Array, ...]  # [B * H, L, D], entry l is of position l
+  keys: tuple[Array, ...]  # [B * H, D, L], entry l is of position l
   values: tuple[Array, ...]  # [B * H, L, D]
 
 
@@ -135,11 +135,7 @@ class DecoderOnly(nn.Module):
     """Room for `capacity` tokens of each of the B rows that inputs have."""
     cfg = self.config
     self._check(capacity)
-    shape = (inputs.shape[0] * cfg.num_heads, capacity, cfg.head_dim)
-    empty = lambda: tuple(
-      jnp.zeros(shape, cfg.dtype) for _ in range(cfg.num_decoder_layers)
-    )
-    return Cache(keys=empty(), values=empty())
+    return Cache(*transformer.empty_cache(cfg, inputs.shape[0], capacity))
 
   def extend(
     self, cache: Cache, tokens: Array, position: Array
@@ -148,7 +144,7 @@ class DecoderOnly(nn.Module):
     hidden, written = self._decode(
       tokens,
       position,
-      cache.keys[0].shape[1],
+      cache.keys[0].shape[2],
       list(zip(cache.keys, cache.values)),
       True,
     )

@@ -75,10 +75,7 @@ def relative_position_bucket(
 class Dense(nn.Module):
   """Linear map of the last axis, without bias.
 
-  With `weights_left` the kernel is stored [out, in] and stands on the left of
-  the product. A CPU then reads it once per call where it would otherwise
-  repack it whenever there is more than one row; the barrier keeps XLA from
-  folding the transposition back.
+  With `few_rows` the product is `few_rows_product`.
   """
 
   features: int
@@ -86,34 +83,39 @@ class Dense(nn.Module):
   dtype: Any = jnp.float32
   scale: float = 1.0
   init: str = 'truncated_normal'
-  weights_left: bool = False
+  few_rows: bool = False
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    axes = self.kernel_axes
-    shape = (x.shape[-1], self.features)
-    if self.weights_left:
-      axes, shape = axes[::-1], shape[::-1]
     base = nn.initializers.variance_scaling(1.0, 'fan_in', self.init)
     kernel = param_with_axes(
       'kernel',
       lambda *args: base(*args) / jnp.sqrt(self.scale),
-      shape,
+      (x.shape[-1], self.features),
       jnp.float32,
-      axes=axes,
+      axes=self.kernel_axes,
     )
     kernel, x = kernel.astype(self.dtype), x.astype(self.dtype)
-    if not self.weights_left:
-      return x @ kernel
-    return weights_left_product(kernel, x)
+    return few_rows_product(x, kernel) if self.few_rows else x @ kernel
 
 
-def weights_left_product(kernel: Array, x: Array) -> Array:
-  """`x @ kernel.T` for x [..., in], kernel [out, in], kernel on the left."""
-  rows = x.reshape(-1, x.shape[-1])
-  product = lax.dot_general(kernel, rows, (((1,), (1,)), ((), ())))
-  product = lax.optimization_barrier(product)  # [out, rows]
-  return product.T.reshape(*x.shape[:-1], kernel.shape[0])
+def few_rows_product(x: Array, kernel: Array) -> Array:
+  """`x @ kernel` for x [..., in] of few rows, such as the chunks of a decoder.
+
+  On a CPU XLA leaves a product of several rows to a library that packs the
+  kernel anew in every call. It keeps to itself the products whose activations
+  stand transposed, and reads the kernel once in those. The barrier keeps it
+  from folding the transposition back.
+  """
+  if x.size == x.shape[-1]:
+    return x @ kernel
+
+  def transposed(x, kernel):
+    columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
+    product = lax.dot_general(columns, kernel, (((0,), (0,)), ((), ())))
+    return product.reshape(*x.shape[:-1], kernel.shape[1])
+
+  return lax.platform_dependent(x, kernel, cpu=transposed, default=jnp.matmul)
 
 
 class LayerNorm(nn.Module):
@@ -158,7 +160,7 @@ class Embed(nn.Module):
 
   def attend(self, x: Array) -> Array:
     dtype = jnp.float32  # as T5X, for stable logits
-    return weights_left_product(self.embedding.astype(dtype), x.astype(dtype))
+    return x.astype(dtype) @ self.embedding.astype(dtype).T
 
 
 class RelativeBias(nn.Module):
@@ -196,20 +198,20 @@ class Attention(nn.Module):
 
   Attributes:
     config: the sizes.
-    weights_left: see `Dense`.
+    few_rows: see `Dense`.
     fused: one kernel projects queries, keys and values of the same
       activations.
   """
 
   config: T5Config
-  weights_left: bool = False
+  few_rows: bool = False
   fused: bool = False
 
   def setup(self):
     cfg = self.config
     features, axes = cfg.num_heads * cfg.head_dim, ('embed', 'joined_kv')
     dense = functools.partial(
-      Dense, dtype=cfg.dtype, init='normal', weights_left=self.weights_left
+      Dense, dtype=cfg.dtype, init='normal', few_rows=self.few_rows
     )
     if self.fused:
       self.query_key_value = dense(3 * features, axes)
@@ -232,22 +234,39 @@ class Attention(nn.Module):
     return self._split(self.query(x))
 
   def keys_values(self, x: Array) -> tuple[Array, Array]:
-    return self._split(self.key(x)), self._split(self.value(x))
+    """Keys [B * H, D, W], as the product with queries reads them, and values.
+
+    Values are [B * H, W, D].
+    """
+    return self._split(self.key(x)).mT, self._split(self.value(x))
 
   def queries_keys_values(self, x: Array) -> tuple[Array, Array, Array]:
     if not self.fused:
       return self.queries(x), *self.keys_values(x)
-    return tuple(map(self._split, jnp.split(self.query_key_value(x), 3, -1)))
+    projected = jnp.split(self.query_key_value(x), 3, -1)
+    queries, keys, values = map(self._split, projected)
+    return queries, keys.mT, values
 
   def __call__(
     self, queries: Array, keys: Array, values: Array, bias: Array, dropout=None
   ) -> Array:
-    """Attends: [B * H, W or L, D] each, bias [B, H or 1, W, L] -> [B, W, E]."""
+    """Attends.
+
+    Args:
+      queries: [B * H, W, D].
+      keys: [B * H, D, L].
+      values: [B * H, L, D].
+      bias: [B or 1, H or 1, W, L], added to the logits.
+      dropout: of the attention weights, if any.
+
+    Returns:
+      [B, W, E].
+    """
     cfg = self.config
     width = queries.shape[1]
     if cfg.float32_attention_logits:
       queries, keys = queries.astype(jnp.float32), keys.astype(jnp.float32)
-    logits = jnp.einsum('nqd,nkd->nqk', queries, keys)
+    logits = jnp.einsum('nqd,ndk->nqk', queries, keys)
     logits = logits.reshape(-1, cfg.num_heads, *logits.shape[1:])
     weights = jax.nn.softmax(logits + bias.astype(logits.dtype))
     weights = weights.astype(cfg.dtype)
@@ -266,15 +285,13 @@ class Mlp(nn.Module):
   """
 
   config: T5Config
-  weights_left: bool = False
+  few_rows: bool = False
   fused: bool = False
 
   @nn.compact
   def __call__(self, x: Array, deterministic: bool = True) -> Array:
     cfg = self.config
-    dense = functools.partial(
-      Dense, dtype=cfg.dtype, weights_left=self.weights_left
-    )
+    dense = functools.partial(Dense, dtype=cfg.dtype, few_rows=self.few_rows)
     count, axes = len(cfg.mlp_activations), ('embed', 'mlp')
     if self.fused:
       parts = jnp.split(
@@ -297,16 +314,29 @@ class Mlp(nn.Module):
     return dense(cfg.emb_dim, axes[::-1], name='wo')(y)
 
 
-def write_rows(cache: Array, chunk: Array, position: Array) -> Array:
-  """Overwrites cache [B * H, L, D] with chunk [B * H, W, D] from position [B].
+def write_chunk(
+  keys: Array, values: Array, chunk: tuple[Array, Array], position: Array
+) -> tuple[Array, Array]:
+  """Overwrites cached keys and values with those of a chunk.
 
   Entries that would fall outside 0..L-1 are dropped; nothing is shifted.
+
+  Args:
+    keys: [B * H, D, L].
+    values: [B * H, L, D].
+    chunk: keys [B * H, D, W] and values [B * H, W, D].
+    position: [B], of the chunk's first entry.
   """
-  rows, width, _ = chunk.shape
+  new_keys, new_values = chunk
+  rows, width, _ = new_values.shape
+  length = values.shape[1]
   position = jnp.repeat(position, rows // position.shape[0])
   # A negative index would count from the end: send it past the end instead.
-  position = jnp.where(position < 0, cache.shape[1], position)
+  position = jnp.where(position < 0, length, position)
   index = position[:, None] + jnp.arange(width)
-  return cache.at[jnp.arange(rows)[:, None], index].set(
-    chunk, mode='drop', unique_indices=True, indices_are_sorted=True
+  row = jnp.arange(rows)[:, None]
+  rules = dict(mode='drop', unique_indices=True, indices_are_sorted=True)
+  return (
+    keys.at[row, :, index].set(new_keys.mT, **rules),
+    values.at[row, index].set(new_values, **rules),
   )

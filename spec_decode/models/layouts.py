@@ -3,18 +3,12 @@
 
 from typing import Any
 
-from flax import traverse_util
 from flax.core import unfreeze
 import jax.numpy as jnp
 
 # See `to_layout`.
-LAYOUTS = ('checkpoint', 'fused', 'weights_left')
+LAYOUTS = ('checkpoint', 'fused')
 _ATTENTION = ('query', 'key', 'value')
-
-
-def flags(layout: str) -> tuple[bool, bool]:
-  """(weights_left, fused), as the blocks of `layers` take them."""
-  return layout == 'weights_left', layout != 'checkpoint'
 
 
 def to_layout(params: Any, layout: str) -> Any:
@@ -27,9 +21,8 @@ def to_layout(params: Any, layout: str) -> Any:
     layout: 'checkpoint' leaves them alone. 'fused' joins the decoder's kernels
       that read the same activations: query, key and value of self-attention,
       and a gated block's two input kernels, since a small product costs a CPU
-      more to hand to its threads than to compute. 'weights_left' also
-      transposes the decoder's kernels, which some CPUs' libraries need for
-      fast products of a few rows; see `layers.Dense`.
+      more to hand to its threads than to compute. Embeddings that are the
+      output layer too are transposed for it, as a copy.
   """
   if layout not in LAYOUTS:
     raise ValueError(f'Expected a layout of {LAYOUTS}, got {layout!r}.')
@@ -46,9 +39,7 @@ def to_layout(params: Any, layout: str) -> Any:
       mlp = layer['mlp']
       join(layer['self_attention'], 'query_key_value', _ATTENTION)
       join(mlp, 'wi', sorted(part for part in mlp if part.startswith('wi')))
-  if layout == 'weights_left':
-    flat = traverse_util.flatten_dict(params['decoder'])
-    params['decoder'] = traverse_util.unflatten_dict(
-      {k: x.T if k[-1] == 'kernel' else x for k, x in flat.items()}
-    )
+  if 'logits_dense' not in params['decoder']:
+    kernel = params['token_embedder']['embedding'].T
+    params['decoder']['logits_dense'] = {'kernel': kernel}
   return params

@@ -127,7 +127,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     mask: keep padding and ids beyond the vocabulary from being drawn, which
       stock T5X does not.
     layout: of the target's kernels while decoding, see `layouts.to_layout`;
-      'weights_left' pays on a CPU.
+      'fused' pays on a CPU.
     prompt_with_targets: continue the targets instead of decoding from nothing.
     optimizer_def: as in T5X; inference needs none.
     **kwargs: further arguments of `models.EncoderDecoderModel`.

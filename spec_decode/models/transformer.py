@@ -28,7 +28,7 @@ from spec_decode.models.layers import LayerNorm
 from spec_decode.models.layers import Mlp
 from spec_decode.models.layers import RelativeBias
 from spec_decode.models.layers import T5Config
-from spec_decode.models.layers import write_rows
+from spec_decode.models.layers import write_chunk
 
 Array = jax.Array
 
@@ -44,9 +44,9 @@ class Cache:
   products read: XLA then updates the arrays in place inside a loop.
   """
 
-  keys: tuple[Array, ...]  # [B * H, L, D], entry l is of position l
+  keys: tuple[Array, ...]  # [B * H, D, L], entry l is of position l
   values: tuple[Array, ...]  # [B * H, L, D]
-  cross_keys: tuple[Array, ...]  # [B * H, I, D]
+  cross_keys: tuple[Array, ...]  # [B * H, D, I]
   cross_values: tuple[Array, ...]  # [B * H, I, D]
   inputs_bias: Array  # [B, 1, 1, I], 0 for real inputs, -1e10 for padding
 
@@ -80,14 +80,14 @@ class DecoderLayer(nn.Module):
   cross_attention: bool = True
 
   def setup(self):
-    cfg, (left, fused) = self.config, layouts.flags(self.layout)
+    cfg, fused = self.config, self.layout == 'fused'
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(cfg, left, fused)
+    self.self_attention = Attention(cfg, fused, fused)
     if self.cross_attention:
       self.pre_cross_attention_layer_norm = LayerNorm(cfg.dtype)
-      self.encoder_decoder_attention = Attention(cfg, left)
+      self.encoder_decoder_attention = Attention(cfg, fused)
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
-    self.mlp = Mlp(cfg, left, fused)
+    self.mlp = Mlp(cfg, fused, fused)
     self.dropout = _dropout(cfg)
 
   def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
@@ -100,8 +100,8 @@ class DecoderLayer(nn.Module):
 
     Args:
       x: the chunk's activations.
-      cross: keys and values of the inputs, each [B * H, I, D]; None without
-        cross-attention.
+      cross: keys [B * H, D, I] and values [B * H, I, D] of the inputs; None
+        without cross-attention.
       bias: [B, H, W, L], causal mask included.
       cross_bias: broadcastable to [B, H, W, I].
       cached: None to attend within the chunk, or (keys, values, position
@@ -116,10 +116,7 @@ class DecoderLayer(nn.Module):
     queries, *keys_values = self.self_attention.queries_keys_values(y)
     if cached is not None:
       keys, values, position = cached
-      keys_values = (
-        write_rows(keys, keys_values[0], position),
-        write_rows(values, keys_values[1], position),
-      )
+      keys_values = write_chunk(keys, values, keys_values, position)
     x = x + drop(self.self_attention(queries, *keys_values, bias, drop))
     if self.cross_attention:
       y = self.pre_cross_attention_layer_norm(x)
@@ -168,11 +165,10 @@ class Decoder(nn.Module):
     ]
     self.decoder_norm = LayerNorm(cfg.dtype)
     self.dropout = _dropout(cfg)
-    if not cfg.logits_via_embedding:
+    fused = self.layout == 'fused'
+    if fused or not cfg.logits_via_embedding:
       self.logits_dense = Dense(
-        cfg.vocab_size,
-        ('embed', 'vocab'),
-        weights_left=layouts.flags(self.layout)[0],
+        cfg.vocab_size, ('embed', 'vocab'), few_rows=fused
       )
 
   def embed(self, tokens: Array, query_position: Array) -> Array:
@@ -214,8 +210,11 @@ class Decoder(nn.Module):
     cfg = self.config
     if not cfg.logits_via_embedding:
       return self.logits_dense(hidden)
+    attend = self.token_embedder.attend
+    if self.layout == 'fused':
+      attend = self.logits_dense
     # The tied output layer of 1.0 is scaled; the untied one of 1.1 is not.
-    return self.token_embedder.attend(hidden) / jnp.sqrt(cfg.emb_dim)
+    return attend(hidden) / jnp.sqrt(cfg.emb_dim)
 
 
 class Transformer(nn.Module):
@@ -298,13 +297,10 @@ class Transformer(nn.Module):
     cfg = self.config
     encoded = self.encode(encoder_input_tokens, enable_dropout=False)
     cross = self.decoder.cross_keys_values(encoded)
-    rows = encoder_input_tokens.shape[0] * cfg.num_heads
-    empty = lambda: tuple(
-      jnp.zeros((rows, capacity, cfg.head_dim), cfg.dtype) for _ in cross
-    )
+    keys, values = empty_cache(cfg, encoder_input_tokens.shape[0], capacity)
     return Cache(
-      keys=empty(),
-      values=empty(),
+      keys=keys,
+      values=values,
       cross_keys=tuple(keys for keys, _ in cross),
       cross_values=tuple(values for _, values in cross),
       inputs_bias=_bias(encoder_input_tokens > 0)[:, None, None],
@@ -323,7 +319,7 @@ class Transformer(nn.Module):
     hidden, written = self.decoder(
       tokens,
       list(zip(cache.cross_keys, cache.cross_values)),
-      causal_mask(position, tokens.shape[1], cache.keys[0].shape[1]),
+      causal_mask(position, tokens.shape[1], cache.keys[0].shape[2]),
       cache.inputs_bias,
       position,
       list(zip(cache.keys, cache.values)),
@@ -337,6 +333,19 @@ class Transformer(nn.Module):
     if logits.ndim == 3:
       logits = with_sharding_constraint(logits, ('batch', 'length', 'vocab'))
     return logits
+
+
+def empty_cache(config: T5Config, batch: int, capacity: int):
+  """Keys and values of no tokens, one array per decoder layer.
+
+  Room is made in eights, which vector units read without a remainder.
+  """
+  rows, length = batch * config.num_heads, -(-capacity // 8) * 8
+  zeros = lambda *shape: tuple(
+    jnp.zeros((rows, *shape), config.dtype)
+    for _ in range(config.num_decoder_layers)
+  )
+  return zeros(config.head_dim, length), zeros(length, config.head_dim)
 
 
 def causal_mask(position: Array, width: int, length: int) -> Array:
