@@ -141,6 +141,16 @@ def test_ids_that_a_model_wrote_are_trained_on_as_they_are(tmp_path):
     assert batch['inputs'].shape == (2, bucket[0])
 
 
+def test_examples_without_targets_are_not_trained_on(tmp_path):
+  path = tmp_path / 'written.jsonl'
+  rows = [{'id': 'a', 'tokens': [3, 1]}, {'id': 'b', 'token': [4, 1]}]
+  path.write_text(''.join(json.dumps({'inputs': 'x'} | r) + '\n' for r in rows))
+  source = text.Source(str(path), targets='tokens')
+  buckets = _buckets(tmp_path, sources=(source,))
+  with pytest.raises(ValueError, match="all 2 examples, got 1 .*'b'"):
+    next(buckets.from_step(0))
+
+
 def test_an_epoch_holds_each_source_by_its_weight(tmp_path):
   buckets = _buckets(tmp_path, tokens_per_batch=1)  # batches of one
   seen = collections.Counter(

@@ -326,6 +326,13 @@ class BucketedBatches:
       examples = path() if callable(path) else read(path, source.targets)
       inputs = self.vocabulary.encode([e.inputs for e in examples])
       targets = [e.targets for e in examples]
+      empty = [e.id for e in examples if not e.targets]
+      if empty:
+        raise ValueError(
+          f'Expected targets to train on in all {len(examples)} examples, got'
+          f' {len(empty)} without (the first is {empty[0]!r}). Name the field'
+          ' that holds them, or remove these.'
+        )
       if isinstance(targets[0], str):
         targets = [y + eos for y in self.vocabulary.encode(targets)]
       pairs = [(x + eos, y) for x, y in zip(inputs, targets)]
