@@ -138,8 +138,10 @@ def arguments(layout):
   )
 
 
-def lower(model, sampling, params, draft_params, inputs, keys):
-  draft = transformer.language_model(DRAFT_CONFIG)
+def lower(
+  model, sampling, params, draft_params, inputs, keys, config=DRAFT_CONFIG
+):
+  draft = transformer.language_model(config)
   draft = ModelDraft(draft, sampling, GAMMA)
   config = Speculation(model, draft, sampling, LIMITS)
   return speculative.decode.lower(config, params, draft_params, inputs, keys)
@@ -221,11 +223,11 @@ def compiled(lowered):
   return lowered.compile(compiler_options=options).as_text()
 
 
-def cache_sized_work(text):
+def cache_sized_work(text, rows=ROWS, draft=DRAFT_CONFIG):
   """Operations inside loops that make a whole cache anew."""
   sizes = {
-    config.num_heads * ROWS * CAPACITY * config.head_dim
-    for config in (CONFIG, DRAFT_CONFIG)
+    config.num_heads * rows * CAPACITY * config.head_dim
+    for config in (CONFIG, draft)
   }
   harmless = {'parameter', 'get-tuple-element', 'bitcast', 'scatter'}
   found = []
@@ -251,6 +253,17 @@ def test_caches_are_updated_in_place():
   # Keys and values: 2 layers of the target, 1 of the draft in two places.
   assert len(scatters) == 8
   assert cache_sized_work(text) == []
+
+
+def test_the_cache_of_one_row_and_one_head_is_updated_in_place():
+  model, params, _, _, keys = arguments('fused')
+  narrow = DRAFT_CONFIG.replace(num_heads=1)
+  inputs = jax.ShapeDtypeStruct((1, 9), jnp.int32)
+  keys = jax.ShapeDtypeStruct((1, *keys.shape[1:]), keys.dtype)
+  program = lower(
+    model, GREEDY, params, toy_models.t5_shapes(narrow), inputs, keys, narrow
+  )
+  assert cache_sized_work(compiled(program), 1, narrow) == []
 
 
 @pytest.mark.parametrize('copies', [False, True])

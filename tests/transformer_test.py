@@ -111,6 +111,21 @@ def test_writes_outside_the_cache_are_dropped():
   assert (good != caches).any(axis=(0, 2, 3)).sum() == 5 * heads
 
 
+@pytest.mark.parametrize('position', [0, 9, 10, 11, -2, PARKED])
+def test_a_single_entry_is_written_or_dropped(position):
+  rng = np.random.default_rng(4)
+  caches = rng.normal(size=(2, 1, 10, 3)).astype(np.float32)
+  chunks = rng.normal(size=(2, 1, 1, 3)).astype(np.float32)
+  good = caches.copy()
+  if 0 <= position < 10:
+    good[:, 0, position] = chunks[:, 0, 0]
+  keys, values = jax.jit(layers.write_chunk)(
+    caches[0].mT, caches[1], (chunks[0].mT, chunks[1]), np.array([position])
+  )
+  np.testing.assert_array_equal(keys, good[0].mT)
+  np.testing.assert_array_equal(values, good[1])
+
+
 def test_running_past_the_end_leaves_earlier_entries_alone():
   config = toy_models.TINY_T5
   model = transformer.language_model(config)

@@ -334,6 +334,12 @@ def write_chunk(
   # A negative index would count from the end: send it past the end instead.
   position = jnp.where(position < 0, length, position)
   index = position[:, None] + jnp.arange(width)
+  if rows * width == 1:
+    # XLA copies the cache to write one entry, but not for two: the second
+    # falls outside.
+    index = jnp.concatenate([index, jnp.maximum(index, length) + 1], axis=1)
+    new_keys = jnp.repeat(new_keys, 2, axis=2)
+    new_values = jnp.repeat(new_values, 2, axis=1)
   row = jnp.arange(rows)[:, None]
   rules = dict(mode='drop', unique_indices=True, indices_are_sorted=True)
   return (
