@@ -2,6 +2,7 @@
 """Drafts that are no networks, as a `Workload` takes them (section 3.6)."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import pathlib
 from typing import Any
@@ -92,7 +93,7 @@ class Rule:
 
 def count(
   output_dir: str,
-  source: str,
+  source: str | Callable[[], Sequence[text.Example]],
   order: int = 2,
   successors: int = 32,
   max_contexts: int | None = None,
@@ -102,7 +103,7 @@ def count(
 
   Args:
     output_dir: gets the file.
-    source: .jsonl or .tsv, see `text.read`.
+    source: .jsonl or .tsv, see `text.read`, or a function such as `text.plain`.
     order, successors, max_contexts: see `ngram.count`.
     vocabulary: path of the SentencePiece model; None for the shipped one.
 
@@ -110,7 +111,8 @@ def count(
     For a record: texts, tokens and contexts.
   """
   tokenizer = text.Vocabulary(vocabulary)
-  rows = tokenizer.encode([example.targets for example in text.read(source)])
+  examples = source() if callable(source) else text.read(source)
+  rows = tokenizer.encode([example.targets for example in examples])
   rows = [[*row, tokenizer.eos_id] for row in rows]
   tables = ngram.count(
     rows, tokenizer.size, order, successors, max_contexts=max_contexts

@@ -284,8 +284,8 @@ def test_rows_of_the_full_size_tables_have_no_idle_binding(monkeypatch):
   experiment.parse(['configs/runs/tables_t5.gin'], [], ['.'])
   rows = gin.query_parameter('experiment.sweep.rows')
   plan = [row for group in rows for row in group.scoped_configurable_fn()]
-  # 6 pages, 12 rows of table 2, 8 more of table 3.
-  assert len(plan) == 26
+  # 6 pages, 12 rows of table 2, 8 more of table 3, 6 without an encoder.
+  assert len(plan) == 32
   for files, bindings in plan:
     experiment._configured(files, bindings, ['.'])
     assert experiment.unreachable_bindings(experiment.run) == []

@@ -102,7 +102,7 @@ def test_rows_of_the_shipped_tables_have_nothing_to_correct(name):
   rows = gin.query_parameter('experiment.sweep.rows')
   plan = [row for group in rows for row in group.scoped_configurable_fn()]
   assert len(plan) == len({str(row) for row in plan})
-  assert len(plan) == {'tables': 30, 'tables_replayed': 12}[name]
+  assert len(plan) == {'tables': 38, 'tables_replayed': 12}[name]
   for files, bindings in plan:
     experiment._configured(files, bindings, ['.'])(only_check=True)
 

@@ -95,7 +95,9 @@ def _table(rows: Callable[[str], list[tables.Row]], columns: dict[str, Cell]):
   return body
 
 
-_BY_STRENGTH = ('Unigram', 'Bigram', 'T5-small', 'T5-base', 'T5-large')
+_BY_STRENGTH = (
+  'Unigram', 'Bigram', 'GPT-like (6M)', 'T5-small', 'T5-base', 'T5-large'
+)  # fmt: skip
 
 
 def _table3(root: str) -> str:
