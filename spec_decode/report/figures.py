@@ -222,7 +222,8 @@ def _measured(rows: Sequence[tables.Row], name: str) -> list[tables.Row]:
 
 
 def _pair_label(row: tables.Row) -> str:
-  return f'{row["task"]}\n{row["draft"]}\nT={row["temperature"]:g}'
+  draft = row['draft'].replace(' (', '\n(')  # the size on its own line
+  return f'{row["task"]}\n{draft}\nT={row["temperature"]:g}'
 
 
 def _beside_published(rows, published: str, ours: str, axis: str) -> Figure:
