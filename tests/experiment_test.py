@@ -157,6 +157,7 @@ def test_every_run_config_has_no_idle_binding(path):
     ],
     'lm_text': ['SOURCE', 'OUTPUT_DIR'],
     'count_ngrams': ['SOURCE', 'OUTPUT_DIR'],
+    'count_ngrams_english': ['SOURCE', 'OUTPUT_DIR'],
   }.get(path.stem, [])
   files = [str(path)]
   if path.stem.startswith('train_draft'):
