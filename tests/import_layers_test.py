@@ -18,6 +18,7 @@ LAYERS = [
   ['language_model', 'autoregressive', 'speculative', 'beam_search'],
   [
     'models.layers',
+    'models.kv_cache',
     'models.layouts',
     'models.transformer',
     'models.decoder_only',

@@ -13,6 +13,7 @@ import pytest
 import toy_models
 
 from spec_decode.language_model import PARKED
+from spec_decode.models import kv_cache
 from spec_decode.models import layers
 from spec_decode.models import transformer
 from spec_decode.models.transformer import Transformer
@@ -104,7 +105,7 @@ def test_writes_outside_the_cache_are_dropped():
       if first >= 0 and first + i < length:
         good[:, row, first + i] = chunks[:, row, i]
   transposed = lambda pair: (pair[0].mT, pair[1])  # keys, and values
-  write = jax.jit(layers.write_chunk)
+  write = jax.jit(kv_cache.write)
   written = write(*transposed(caches), transposed(chunks), position)
   for one, other in zip(written, transposed(good)):
     np.testing.assert_array_equal(one, other)
@@ -119,7 +120,7 @@ def test_a_single_entry_is_written_or_dropped(position):
   good = caches.copy()
   if 0 <= position < 10:
     good[:, 0, position] = chunks[:, 0, 0]
-  keys, values = jax.jit(layers.write_chunk)(
+  keys, values = jax.jit(kv_cache.write)(
     caches[0].mT, caches[1], (chunks[0].mT, chunks[1]), np.array([position])
   )
   np.testing.assert_array_equal(keys, good[0].mT)

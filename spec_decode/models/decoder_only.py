@@ -19,6 +19,7 @@ from flax.linen.partitioning import with_sharding_constraint
 import jax
 import jax.numpy as jnp
 
+from spec_decode.models import kv_cache
 from spec_decode.models import transformer
 from spec_decode.models.layers import Embed
 from spec_decode.models.layers import T5Config
@@ -44,7 +45,7 @@ class DecoderOnlyConfig(T5Config):
 
 @struct.dataclass
 class Cache:
-  """Keys and values of one batch, one array per layer; see `transformer`."""
+  """Keys and values of one batch, one array per layer; see `kv_cache`."""
 
   keys: tuple[Array, ...]  # [B * H, D, L], entry l is of position l
   values: tuple[Array, ...]  # [B * H, L, D]
@@ -126,7 +127,7 @@ class DecoderOnly(nn.Module):
 
   def _decode(self, tokens, position, length, cached, deterministic):
     """Runs the stack over a chunk that sees itself and what precedes it."""
-    mask = transformer.causal_mask(position, tokens.shape[1], length)
+    mask = kv_cache.causal_mask(position, tokens.shape[1], length)
     return self.decoder(
       tokens, None, mask, None, position, cached, deterministic
     )
@@ -135,7 +136,7 @@ class DecoderOnly(nn.Module):
     """Room for `capacity` tokens of each of the B rows that inputs have."""
     cfg = self.config
     self._check(capacity)
-    return Cache(*transformer.empty_cache(cfg, inputs.shape[0], capacity))
+    return Cache(*kv_cache.empty(cfg, inputs.shape[0], capacity))
 
   def extend(
     self, cache: Cache, tokens: Array, position: Array

@@ -281,17 +281,16 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
   """T5's feed-forward block; more than one activation means gated.
 
-  With `fused` the input kernels are one.
+  With `fused` the input kernels are one, and products are of few rows.
   """
 
   config: T5Config
-  few_rows: bool = False
   fused: bool = False
 
   @nn.compact
   def __call__(self, x: Array, deterministic: bool = True) -> Array:
     cfg = self.config
-    dense = functools.partial(Dense, dtype=cfg.dtype, few_rows=self.few_rows)
+    dense = functools.partial(Dense, dtype=cfg.dtype, few_rows=self.fused)
     count, axes = len(cfg.mlp_activations), ('embed', 'mlp')
     if self.fused:
       parts = jnp.split(
@@ -312,37 +311,3 @@ class Mlp(nn.Module):
     )
     y = with_sharding_constraint(y, ('batch', 'length', 'mlp'))
     return dense(cfg.emb_dim, axes[::-1], name='wo')(y)
-
-
-def write_chunk(
-  keys: Array, values: Array, chunk: tuple[Array, Array], position: Array
-) -> tuple[Array, Array]:
-  """Overwrites cached keys and values with those of a chunk.
-
-  Entries that would fall outside 0..L-1 are dropped; nothing is shifted.
-
-  Args:
-    keys: [B * H, D, L].
-    values: [B * H, L, D].
-    chunk: keys [B * H, D, W] and values [B * H, W, D].
-    position: [B], of the chunk's first entry.
-  """
-  new_keys, new_values = chunk
-  rows, width, _ = new_values.shape
-  length = values.shape[1]
-  position = jnp.repeat(position, rows // position.shape[0])
-  # A negative index would count from the end: send it past the end instead.
-  position = jnp.where(position < 0, length, position)
-  index = position[:, None] + jnp.arange(width)
-  if rows * width == 1:
-    # XLA copies the cache to write one entry, but not for two: the second
-    # falls outside.
-    index = jnp.concatenate([index, jnp.maximum(index, length) + 1], axis=1)
-    new_keys = jnp.repeat(new_keys, 2, axis=2)
-    new_values = jnp.repeat(new_values, 2, axis=1)
-  row = jnp.arange(rows)[:, None]
-  rules = dict(mode='drop', unique_indices=True, indices_are_sorted=True)
-  return (
-    keys.at[row, :, index].set(new_keys.mT, **rules),
-    values.at[row, index].set(new_values, **rules),
-  )

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_decode.language_model import LanguageModel
+from spec_decode.models import kv_cache
 from spec_decode.models import layouts
 from spec_decode.models.layers import Attention
 from spec_decode.models.layers import Dense
@@ -28,7 +29,6 @@ from spec_decode.models.layers import LayerNorm
 from spec_decode.models.layers import Mlp
 from spec_decode.models.layers import RelativeBias
 from spec_decode.models.layers import T5Config
-from spec_decode.models.layers import write_chunk
 
 Array = jax.Array
 
@@ -38,11 +38,7 @@ _MASKED = -1e10
 
 @struct.dataclass
 class Cache:
-  """Keys and values of one batch, one array per decoder layer.
-
-  Heads are folded into the batch axis because that is the shape the attention
-  products read: XLA then updates the arrays in place inside a loop.
-  """
+  """Keys and values of one batch, one array per layer; see `kv_cache`."""
 
   keys: tuple[Array, ...]  # [B * H, D, L], entry l is of position l
   values: tuple[Array, ...]  # [B * H, L, D]
@@ -82,12 +78,12 @@ class DecoderLayer(nn.Module):
   def setup(self):
     cfg, fused = self.config, self.layout == 'fused'
     self.pre_self_attention_layer_norm = LayerNorm(cfg.dtype)
-    self.self_attention = Attention(cfg, fused, fused)
+    self.self_attention = Attention(cfg, few_rows=fused, fused=fused)
     if self.cross_attention:
       self.pre_cross_attention_layer_norm = LayerNorm(cfg.dtype)
-      self.encoder_decoder_attention = Attention(cfg, fused)
+      self.encoder_decoder_attention = Attention(cfg, few_rows=fused)
     self.pre_mlp_layer_norm = LayerNorm(cfg.dtype)
-    self.mlp = Mlp(cfg, fused, fused)
+    self.mlp = Mlp(cfg, fused=fused)
     self.dropout = _dropout(cfg)
 
   def cross_keys_values(self, encoded: Array) -> tuple[Array, Array]:
@@ -116,7 +112,7 @@ class DecoderLayer(nn.Module):
     queries, *keys_values = self.self_attention.queries_keys_values(y)
     if cached is not None:
       keys, values, position = cached
-      keys_values = write_chunk(keys, values, keys_values, position)
+      keys_values = kv_cache.write(keys, values, keys_values, position)
     x = x + drop(self.self_attention(queries, *keys_values, bias, drop))
     if self.cross_attention:
       y = self.pre_cross_attention_layer_norm(x)
@@ -166,7 +162,8 @@ class Decoder(nn.Module):
     self.decoder_norm = LayerNorm(cfg.dtype)
     self.dropout = _dropout(cfg)
     fused = self.layout == 'fused'
-    if fused or not cfg.logits_via_embedding:
+    self.tied = cfg.logits_via_embedding and not fused
+    if not self.tied:
       self.logits_dense = Dense(
         cfg.vocab_size, ('embed', 'vocab'), few_rows=fused
       )
@@ -208,13 +205,10 @@ class Decoder(nn.Module):
 
   def logits(self, hidden: Array) -> Array:
     cfg = self.config
-    if not cfg.logits_via_embedding:
-      return self.logits_dense(hidden)
-    attend = self.token_embedder.attend
-    if self.layout == 'fused':
-      attend = self.logits_dense
+    output = self.token_embedder.attend if self.tied else self.logits_dense
     # The tied output layer of 1.0 is scaled; the untied one of 1.1 is not.
-    return attend(hidden) / jnp.sqrt(cfg.emb_dim)
+    scale = jnp.sqrt(cfg.emb_dim) if cfg.logits_via_embedding else 1
+    return output(hidden) / scale
 
 
 class Transformer(nn.Module):
@@ -297,7 +291,7 @@ class Transformer(nn.Module):
     cfg = self.config
     encoded = self.encode(encoder_input_tokens, enable_dropout=False)
     cross = self.decoder.cross_keys_values(encoded)
-    keys, values = empty_cache(cfg, encoder_input_tokens.shape[0], capacity)
+    keys, values = kv_cache.empty(cfg, encoder_input_tokens.shape[0], capacity)
     return Cache(
       keys=keys,
       values=values,
@@ -319,7 +313,7 @@ class Transformer(nn.Module):
     hidden, written = self.decoder(
       tokens,
       list(zip(cache.cross_keys, cache.cross_values)),
-      causal_mask(position, tokens.shape[1], cache.keys[0].shape[2]),
+      kv_cache.causal_mask(position, tokens.shape[1], cache.keys[0].shape[2]),
       cache.inputs_bias,
       position,
       list(zip(cache.keys, cache.values)),
@@ -333,25 +327,6 @@ class Transformer(nn.Module):
     if logits.ndim == 3:
       logits = with_sharding_constraint(logits, ('batch', 'length', 'vocab'))
     return logits
-
-
-def empty_cache(config: T5Config, batch: int, capacity: int):
-  """Keys and values of no tokens, one array per decoder layer.
-
-  Room is made in eights, which vector units read without a remainder.
-  """
-  rows, length = batch * config.num_heads, -(-capacity // 8) * 8
-  zeros = lambda *shape: tuple(
-    jnp.zeros((rows, *shape), config.dtype)
-    for _ in range(config.num_decoder_layers)
-  )
-  return zeros(config.head_dim, length), zeros(length, config.head_dim)
-
-
-def causal_mask(position: Array, width: int, length: int) -> Array:
-  """True where queries at position[b] + 0..W-1 may see a key: [B, W, L]."""
-  query_position = position[:, None] + jnp.arange(width)
-  return jnp.arange(length) <= query_position[..., None]
 
 
 def _bias(mask: Array) -> Array:
