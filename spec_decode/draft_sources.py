@@ -103,7 +103,7 @@ def count(
 
   Args:
     output_dir: gets the file.
-    source: .jsonl or .tsv, see `text.read`, or a function such as `text.plain`.
+    source: see `text.load`.
     order, successors, max_contexts: see `ngram.count`.
     vocabulary: path of the SentencePiece model; None for the shipped one.
 
@@ -111,8 +111,7 @@ def count(
     For a record: texts, tokens and contexts.
   """
   tokenizer = text.Vocabulary(vocabulary)
-  examples = source() if callable(source) else text.read(source)
-  rows = tokenizer.encode([example.targets for example in examples])
+  rows = tokenizer.encode([example.targets for example in text.load(source)])
   rows = [[*row, tokenizer.eos_id] for row in rows]
   tables = ngram.count(
     rows, tokenizer.size, order, successors, max_contexts=max_contexts

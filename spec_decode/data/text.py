@@ -116,6 +116,13 @@ def read(path: str, targets: str = 'targets') -> list[Example]:
   return examples
 
 
+def load(
+  source: str | Callable[[], Sequence[Example]], targets: str = 'targets'
+) -> Sequence[Example]:
+  """Examples of a file, see `read`, or of a function such as `plain`, bound."""
+  return source() if callable(source) else read(source, targets)
+
+
 def plain(path: str, field: str = 'inputs', prefix: str = '') -> list[Example]:
   """Texts for networks without inputs: a field as the targets of examples.
 
@@ -207,9 +214,7 @@ class Prompts:
 
   @functools.cached_property
   def examples(self) -> Sequence[Example]:
-    source = self.source
-    found = source() if callable(source) else read(source)
-    return found[: self.num_examples]
+    return load(self.source)[: self.num_examples]
 
   @functools.cached_property
   def _rows(self) -> list[list[int]]:
@@ -322,8 +327,7 @@ class BucketedBatches:
     eos = [self.vocabulary.eos_id]
     parts = []
     for source in self.sources:
-      path = source.path
-      examples = path() if callable(path) else read(path, source.targets)
+      examples = load(source.path, source.targets)
       inputs = self.vocabulary.encode([e.inputs for e in examples])
       targets = [e.targets for e in examples]
       empty = [e.id for e in examples if not e.targets]

@@ -247,6 +247,10 @@ def _curves(root: str, folder: str) -> str:
   )
 
 
+_SAMPLED = (
+  'At temperature 1 the two runs sample different texts, and the speed-up is of'
+  ' whole runs: where lengths differ, so does the time.'
+)
 PAGES = {
   'table1': Page(
     'Table 1: operations and speed',
@@ -271,9 +275,7 @@ PAGES = {
     " against T5X's decoding on a TPU v4; ours is against plain decoding by"
     ' this package on the hardware named. ± is one standard error over'
     ' examples; n is their number.'
-    ' At temperature 1 the two'
-    ' runs sample different texts, and the speed-up is of whole runs: where'
-    ' lengths differ, so does the time.',
+    f' {_SAMPLED}',
     _table(
       tables.table2,
       _COMMON
@@ -303,9 +305,7 @@ PAGES = {
     ' costs, (γ c + T(γ+1)/T(1)). c is measured inside the loop; "c alone" is'
     ' the draft by itself. "best γ here" is the best of 1, 3 and 7 for these'
     ' costs, 0 where none pays.'
-    ' At temperature 1 the two'
-    ' runs sample different texts, and the speed-up is of whole runs: where'
-    ' lengths differ, so does the time.',
+    f' {_SAMPLED}',
     _table4,
     figures.table4,
   ),
