@@ -139,9 +139,9 @@ def arguments(layout):
 
 
 def lower(
-  model, sampling, params, draft_params, inputs, keys, config=DRAFT_CONFIG
+  model, sampling, params, draft_params, inputs, keys, draft=DRAFT_CONFIG
 ):
-  draft = transformer.language_model(config)
+  draft = transformer.language_model(draft)
   draft = ModelDraft(draft, sampling, GAMMA)
   config = Speculation(model, draft, sampling, LIMITS)
   return speculative.decode.lower(config, params, draft_params, inputs, keys)

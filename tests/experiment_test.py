@@ -2,6 +2,7 @@
 """The command line: every value works or is refused before work starts."""
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -184,7 +185,7 @@ def test_every_model_config_builds_what_its_header_says(path):
     for name, shape in shapes.items()
     if not path.stem.startswith('lamda') or name.endswith('kernel')
   ]
-  millions = sum(map(_size, counted)) / 1e6
+  millions = sum(map(math.prod, counted)) / 1e6
   header = path.read_text().partition('\nfrom')[0].replace(',', '')
   header = ' '.join(header.replace('#', '').split())
   stated = [word for word in header.split() if word.replace('.', '').isdigit()]
@@ -194,13 +195,6 @@ def test_every_model_config_builds_what_its_header_says(path):
 
 def _built(parameter):
   return gin.query_parameter(parameter).scoped_configurable_fn()
-
-
-def _size(shape):
-  size = 1
-  for n in shape:
-    size *= n
-  return size
 
 
 def test_the_command_line_refuses_in_words_and_with_a_status():
