@@ -67,6 +67,17 @@ def test_batches_keep_order_and_mark_filling_rows(tmp_path):
       assert row[row > 0][-1] == text.Vocabulary.eos_id
 
 
+def test_batches_are_as_wide_as_the_longest_input_rounded_up(tmp_path):
+  path = str(tiny.examples(tmp_path / 'a.jsonl', 5))
+  batches = list(text.Prompts('tiny', path, input_length=64).batches(2))
+  longest = max(int(np.sum(row > 0)) for b in batches for row in b.inputs)
+  width = batches[0].inputs.shape[1]
+  assert width % 16 == 0 and width - 16 < longest <= width < 64
+  assert {b.inputs.shape for b in batches} == {(2, width)}
+  cap = text.Prompts('tiny', path, input_length=longest + 1)
+  assert next(cap.batches(1)).inputs.shape == (1, min(width, longest + 1))
+
+
 def test_long_inputs_are_refused_or_cut_with_an_end(tmp_path):
   path = str(tiny.examples(tmp_path / 'a.jsonl', 5))
   (problem,) = text.Prompts('tiny', path, input_length=12).problems()

@@ -19,6 +19,9 @@ import numpy as np
 import sentencepiece
 
 ASSETS = pathlib.Path(__file__).parent.parent / 'assets'
+# Inputs are padded to such widths: data that change a little need no new
+# compilation.
+_MULTIPLE = 16
 
 
 def resolve(path: str) -> str:
@@ -187,7 +190,8 @@ class Prompts:
     source: path of a .jsonl or .tsv file, or a function that gives examples,
       such as `prompts.from_task` bound to a task.
     vocabulary: path of the SentencePiece model; None for the shipped one.
-    input_length: tokens per input, EOS included.
+    input_length: tokens per input at most, EOS included. Batches are as wide as
+      the longest of all inputs, rounded up, so that they have one shape.
     num_examples: how many, from the start; None for all.
     truncate: cut longer inputs instead of refusing them.
     extra_ids: sentinel ids that the vocabulary has beyond its pieces.
@@ -259,9 +263,11 @@ class Prompts:
 
   def batches(self, size: int) -> Iterator[Batch]:
     """All prompts in order, in batches of `size` rows."""
-    inputs, prompt = pad(self._rows, self.input_length), None
+    longest = max(len(row) for row in self._rows)
+    width = min(self.input_length, -(-longest // _MULTIPLE) * _MULTIPLE)
+    inputs, prompt = pad(self._rows, width), None
     if self.continued:
-      lengths = [1 + min(len(row), self.input_length) for row in self._rows]
+      lengths = [1 + min(len(row), width) for row in self._rows]
       prompt = np.pad(inputs, ((0, 0), (1, 0))), np.array(lengths, np.int32)
       inputs = np.zeros((len(lengths), 1), np.int32)  # nothing to encode
     else:

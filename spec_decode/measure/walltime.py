@@ -2,8 +2,9 @@
 """Measured speed-up beside two predictions of it (table 4).
 
 Plain and speculative decoding take turns on the same prompts in one process;
-medians after a warm-up, without compilation and file writing. Speed-ups are of
-the loops; the one with the encoders is beside it.
+medians after a warm-up, without compilation and file writing. Speed-ups are
+per token, since sampled texts differ in length, and of the loops; the one with
+the encoders is beside it.
 """
 
 import functools
@@ -112,6 +113,7 @@ def _time(workload: Workload, config, starts, batch, repeats) -> dict[str, Any]:
   return row | {
     'differing': np.sum(unequal[real]),
     # A batch takes as long as its longest row.
+    'plain_tokens': np.max(plain.length[real]),
     'tokens': np.max(fast.length[real]),
     'calls': np.max(fast.target_calls[real]),
     'accepted': np.sum(fast.accepted[real]),
@@ -136,16 +138,41 @@ def _starts(config: Speculation):
   return jax.jit(start), jax.jit(start_plain)
 
 
+def speedup(plain, plain_tokens, fast, fast_tokens) -> tuple[float, float]:
+  """Plain over fast seconds per token, and its standard error.
+
+  Args:
+    plain, fast: seconds of each batch.
+    plain_tokens, fast_tokens: what they gave. Batches are the clusters.
+  """
+  columns = [
+    np.asarray(x, float) for x in (plain, fast_tokens, plain_tokens, fast)
+  ]
+  totals = [x.sum() for x in columns]
+  value = totals[0] * totals[1] / totals[2] / totals[3]
+  clusters = len(columns[0])
+  if clusters < 2:
+    return value, float('nan')
+  # By the delta method: what each batch adds to the logarithm of the value.
+  up, up_too, down, down_too = (x / t for x, t in zip(columns, totals))
+  spread = np.sum((up + up_too - down - down_too) ** 2)
+  return value, value * float(np.sqrt(spread * clusters / (clusters - 1)))
+
+
 def _speedups(column) -> dict[str, float]:
-  """Ratios of seconds summed over batches; batches are the clusters."""
-  loops = Ratio.of(
-    column('plain') - column('start_plain'), column('fast') - column('start')
+  """Of the loops alone and with what comes before them."""
+  tokens = column('plain_tokens'), column('tokens')
+  plain = column('plain') - column('start_plain')
+  value, error = speedup(
+    plain, tokens[0], column('fast') - column('start'), tokens[1]
   )
-  whole = Ratio.of(column('plain'), column('fast'))
+  whole, _ = speedup(column('plain'), tokens[0], column('fast'), tokens[1])
   return {
-    'speedup': loops.value,
-    'speedup_error': loops.error,
-    'speedup_with_encoder': whole.value,
+    'speedup': value,
+    'speedup_error': error,
+    'speedup_with_encoder': whole,
+    'plain_tokens': int(tokens[0].sum()),
+    'tokens': int(tokens[1].sum()),
     **{
       f'{name}_seconds': float(column(name).sum())
       for name in ('plain', 'fast', 'start', 'start_plain')

@@ -247,10 +247,6 @@ def _curves(root: str, folder: str) -> str:
   )
 
 
-_SAMPLED = (
-  'At temperature 1 the two runs sample different texts, and the speed-up is of'
-  ' whole runs: where lengths differ, so does the time.'
-)
 PAGES = {
   'table1': Page(
     'Table 1: operations and speed',
@@ -271,11 +267,10 @@ PAGES = {
   ),
   'table2': Page(
     'Table 2: walltime',
-    'Speed-up of the decoding loop, encoders apart, batch 1. The paper measures'
-    " against T5X's decoding on a TPU v4; ours is against plain decoding by"
-    ' this package on the hardware named. ± is one standard error over'
-    ' examples; n is their number.'
-    f' {_SAMPLED}',
+    'Speed-up per token of the decoding loop, encoders apart, batch 1. The'
+    " paper measures against T5X's decoding on a TPU v4; ours is against plain"
+    ' decoding by this package on the hardware named. ± is one standard error'
+    ' over examples; n is their number.',
     _table(
       tables.table2,
       _COMMON
@@ -304,8 +299,7 @@ PAGES = {
     ' in the paper; and tokens per call of the timed runs over what a block'
     ' costs, (γ c + T(γ+1)/T(1)). c is measured inside the loop; "c alone" is'
     ' the draft by itself. "best γ here" is the best of 1, 3 and 7 for these'
-    ' costs, 0 where none pays.'
-    f' {_SAMPLED}',
+    ' costs, 0 where none pays.',
     _table4,
     figures.table4,
   ),
