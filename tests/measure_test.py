@@ -148,8 +148,9 @@ def test_costs_are_consistent():
   params, draft_params = _tables()
   config = _config(Sampling(), gamma=3)
   inputs = jnp.arange(3)[:, None]
+  prompt = jnp.full((3, 4), 2), jnp.array([1, 2, 4])
   found = costs.costs(
-    config, params, draft_params, inputs, repeats=3, calls=50, prefix=4
+    config, params, draft_params, inputs, 3, calls=50, prefix=4, prompt=prompt
   )
   assert found.plain_step > 0 and found.target_wide > 0
   assert found.draft_in_loop >= 0 and found.iteration > 0

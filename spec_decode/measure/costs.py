@@ -185,10 +185,12 @@ def seconds_per_call(
   repeats: int = 5,
   calls: int = 20,
   prefix: int = 16,
+  prompt: tuple[Any, Any] | None = None,
 ) -> dict[str, float]:
   """Median seconds of one call of each of `parts`, see `loop`.
 
-  Rows have about `prefix` committed tokens and never end.
+  Rows have about `prefix` tokens after `prompt`, as in `speculative.decode`,
+  and never end.
   """
   limits = dataclasses.replace(
     config.limits,
@@ -198,7 +200,7 @@ def seconds_per_call(
   config = dataclasses.replace(config, limits=limits)
   keys = randomness.row_keys(0, jnp.arange(inputs.shape[0]))
   state = jax.jit(speculative.init, static_argnums=0)(
-    config, params, draft_params, inputs, keys
+    config, params, draft_params, inputs, keys, prompt
   )
   sequences = state.sequences
   state = state.replace(

@@ -59,15 +59,19 @@ def measure(
   starts, timed = _starts(config), []
   for batch in tqdm.tqdm(batches, desc='walltime', unit='batch', leave=None):
     timed.append(_time(workload, config, starts, batch, repeats))
-  cost = costs_lib.costs(config, *params, batches[0].inputs, repeats)
+  first = {
+    'inputs': batches[0].inputs,
+    'prompt': batches[0].prompt,
+    'repeats': repeats,
+  }
+  cost = costs_lib.costs(config, *params, **first)
   wide = {config.draft.gamma: cost.wide_ratio}
   for gamma in set(gammas) - set(wide) if alpha is not None else ():
     seconds = costs_lib.seconds_per_call(
       workload.speculation(gamma),
       ['target'],
       *params,
-      batches[0].inputs,
-      repeats,
+      **first,
     )
     wide[gamma] = seconds['target'] / cost.plain_step
   column = lambda name: np.array([row[name] for row in timed])
