@@ -20,6 +20,9 @@ shift
 gpus=${gpus:-$(nvidia-smi --list-gpus | wc -l)}
 port=${PORT:-12321}
 started=()
+# Processes in the background do not hear of an interrupt.
+trap 'kill "${started[@]}" 2>/dev/null || true; wait' EXIT
+trap 'exit 143' INT TERM
 for ((i = 0; i < gpus; i++)); do
   job=(env "CUDA_VISIBLE_DEVICES=$i" python -m spec_decode.run
     "--distributed=localhost:$port,$gpus,$i" "--gin_file=$gin_file" "$@")

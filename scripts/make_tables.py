@@ -39,12 +39,15 @@ def _with_error(value: float, error: float, digits: int) -> str:
 def speculation() -> str:
   """One row per task, draft and temperature: table 4 in short."""
   rows = []
-  found = _records('table4')
+  # Simulations have a place in the table's own page only.
+  found = [
+    record
+    for record in _records('table4')
+    if record['results']['workload']['replay'] is None
+  ]
   for record in found:
     results = record['results']
     work, times = results['workload'], results['walltime']
-    if work['replay'] is not None:
-      continue  # simulations have a place in the table's own page only
     alpha = results['acceptance_rate']
     rows.append(
       {
@@ -62,16 +65,16 @@ def speculation() -> str:
         'measured': _with_error(times['speedup'], times['speedup_error'], 2),
       }
     )
-  return _machine(found) + '\n\n' + contents.markdown(rows)
+  return _measured(found, rows)
 
 
 def benchmark() -> str:
   """One row per pair, batch size and gamma."""
   rows = []
-  newest = {
-    record['results']['benchmark']['target']: record
-    for record in records.read(_ROOT / 'experiments/benchmark/records.jsonl')
-  }
+  newest = {}
+  for record in records.read(_ROOT / 'experiments/benchmark/records.jsonl'):
+    result = record['results']['benchmark']
+    newest[result['target'], result['draft']] = record
   found = list(newest.values())
   for record in found:
     results = record['results']['benchmark']
@@ -97,7 +100,7 @@ def benchmark() -> str:
           'iteration / its calls': f'{row["overhead"]:.2f}',
         }
       )
-  return _machine(found) + '\n\n' + contents.markdown(rows)
+  return _measured(found, rows)
 
 
 def sample() -> str:
@@ -141,20 +144,26 @@ def t5x() -> str:
         'gamma': str(work['gamma']),
         'stock, ms per token': f'{ms["stock"]:.2f}',
         'with a look-up': f'{ms["stock_gather"]:.2f}',
+        'stock / look-up': f'{ms["stock"] / ms["stock_gather"]:.2f}',
         'our plain': f'{ms["plain"]:.2f}',
         'speculative': f'{ms["speculative"]:.2f}',
         'tokens per call': f'{per_call:.2f}',
         'examples': str(times['examples']),
       }
     )
-  return _machine(found) + '\n\n' + contents.markdown(rows)
+  return _measured(found, rows)
 
 
-def _machine(found) -> str:
-  newest = found[-1]
-  return (
-    f'Measured on {tables.machine(newest)}, jax {newest["versions"]["jax"]}.'
+def _measured(found, rows) -> str:
+  """The rows, and every machine that they are of."""
+  if not rows:
+    return 'Not measured yet.'
+  machines = dict.fromkeys(
+    f'{tables.machine(record)}, jax {record["versions"]["jax"]}'
+    for record in found
   )
+  where = f'Measured on {"; ".join(machines)}.'
+  return f'{where}\n\n{contents.markdown(rows)}'
 
 
 def paper() -> str:

@@ -15,6 +15,7 @@ import difflib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import itertools
 import os
 import pathlib
@@ -29,6 +30,9 @@ from spec_decode.workload import Network
 from spec_decode.workload import Workload
 
 Job = Callable[..., dict[str, Any]]
+# Goes into every key. A number that a job gives under an old name with a new
+# meaning makes this one more, so that sweeps measure again.
+_MEANING = 2
 
 
 class ConfigError(ValueError):
@@ -49,7 +53,8 @@ def run(
   Args:
     jobs: called as job(workload, output_dir, results so far), or as
       job(output_dir) without a workload; what each returns is in the record
-      under its module's name.
+      under its module's name. That module may have `problems(workload)`, what
+      keeps its job from running, besides what `workload.problems` finds.
     output_dir: gets the jobs' files, config.gin and records.jsonl.
     name: of the run, in the record.
     workload: what the jobs work on.
@@ -64,9 +69,12 @@ def run(
   Raises:
     ConfigError: something is wrong with the configuration.
   """
-  problems = unreachable_bindings(run)
+  problems = unreachable_bindings(run) + _unlike_names(jobs)
   if workload is not None:
     problems += workload.problems()
+    for job in jobs:
+      check = getattr(inspect.getmodule(job), 'problems', None)
+      problems += check(workload) if check else []
   if problems:
     raise ConfigError(
       f'{len(problems)} thing(s) to correct, nothing was run:\n'
@@ -106,20 +114,41 @@ def _run(jobs, directory, name, workload, weights, key) -> dict[str, Any]:
 
 def _key(weights: dict[str, str]) -> str:
   """Says what was to be run, and with which weights."""
-  digest = hashlib.sha256(gin.config_str().encode())
-  for each in weights.values():
-    digest.update(each.encode())
-  return digest.hexdigest()
+  parts = [gin.config_str(), str(_MEANING), *map(str, weights.items())]
+  return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
 def _weights(workload: Workload | None) -> dict[str, str]:
-  """SHA-256 of the files that target and draft come from."""
+  """SHA-256 of what target and draft come from, where that is local."""
   found = {}
-  for source in (workload.target, workload.draft) if workload else ():
-    path = source.path and pathlib.Path(source.path)
-    if path and path.is_file():
-      found[source.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+  for role in ('target', 'draft') if workload else ():
+    path = getattr(workload, role).path
+    if path and pathlib.Path(path).exists():
+      found[role] = _digest(pathlib.Path(path))
   return found
+
+
+def _digest(path: pathlib.Path) -> str:
+  """SHA-256 of a file, or of the names and contents of a folder."""
+  if path.is_file():
+    with path.open('rb') as file:
+      return hashlib.file_digest(file, 'sha256').hexdigest()
+  digest = hashlib.sha256()
+  for inner in sorted(path.rglob('*')):
+    if inner.is_file():
+      digest.update(f'{inner.relative_to(path)} {_digest(inner)}\n'.encode())
+  return digest.hexdigest()
+
+
+def _unlike_names(jobs: Sequence[Job]) -> list[str]:
+  """Refuses two jobs of one name, since a record holds one result of each."""
+  names = [_job_name(job) for job in jobs]
+  twice = sorted({name for name in names if names.count(name) > 1})
+  return [
+    f'Expected every job once, got {name} more than once. Give it a run of its'
+    ' own.'
+    for name in twice
+  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,10 +239,14 @@ def _configured(files, bindings, search_paths) -> Callable:
   return gin.get_configurable(run)
 
 
-def main(entry: Callable | None = None) -> None:
+def main(
+  search_paths: Sequence[str] = ('.',), entry: Callable | None = None
+) -> None:
   """Does what the parsed configuration is for: a sweep, a run or `entry`."""
-  is_sweep = any(name.endswith('.sweep') for _, name in gin.config._CONFIG)
-  gin.get_configurable(entry or (sweep if is_sweep else run))()
+  if any(name.endswith('.sweep') for _, name in gin.config._CONFIG):
+    gin.get_configurable(sweep)(search_paths=search_paths)
+  else:
+    gin.get_configurable(entry or run)()
 
 
 def _job_name(job: Job) -> str:
@@ -251,19 +284,15 @@ def parse(
   """Reads gin files and bindings.
 
   Raises:
-    ConfigError: a missing file, or anything that gin cannot make sense of.
+    ConfigError: missing files, whatever gin cannot make sense of, or, where
+      there is nothing of these, macros without a value; all that are found.
   """
   for path in search_paths:
     gin.add_config_file_search_path(path)
-  for file in files:
-    if not any(os.path.exists(os.path.join(p, file)) for p in search_paths):
-      raise ConfigError(
-        f'Expected a gin file {file!r}, found none in {list(search_paths)}.'
-      )
+  problems = []
   for place, parse_one in (
-    *((f, functools.partial(gin.parse_config_file, f)) for f in files),
+    *((f, functools.partial(_parse_file, f, search_paths)) for f in files),
     *((b, functools.partial(gin.parse_config, b)) for b in bindings),
-    ('the configuration', gin.finalize),
   ):
     try:
       parse_one()
@@ -271,7 +300,35 @@ def parse(
       hint = ''
       if isinstance(error, SyntaxError):
         hint = ' Text needs quotes of its own: --gin.NAME="\'text\'".'
-      raise ConfigError(f'In {place}: {error}{hint}') from error
+      problems.append(f'In {place}: {error}{hint}')
+  problems = problems or [
+    f'Expected a value for {name}, got none. Give --gin.{name}=...'
+    for name in _macros_without_values()
+  ]
+  if problems:
+    raise ConfigError('\n  '.join(['nothing was run:', *problems]))
+  gin.finalize()
+
+
+def _parse_file(file: str, search_paths: Sequence[str]) -> None:
+  if not any(os.path.exists(os.path.join(p, file)) for p in search_paths):
+    raise FileNotFoundError(
+      f'Expected a gin file {file!r}, found none in {list(search_paths)}.'
+    )
+  gin.parse_config_file(file)
+
+
+def _macros_without_values() -> list[str]:
+  """Names that bindings refer to as %NAME and that nothing gives a value."""
+  config = gin.config._CONFIG
+  named = {
+    scope
+    for parameters in config.values()
+    for value in parameters.values()
+    for scope, selector in _references(value, '')
+    if selector == 'gin.macro'
+  }
+  return sorted(name for name in named if (name, 'gin.macro') not in config)
 
 
 def t5x_search_paths() -> list[str]:

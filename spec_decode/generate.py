@@ -28,6 +28,14 @@ MARKS = {
 LEGEND = 'accepted guess, [-rejected guess-], {+token of the target+}'
 
 
+def problems(workload: Workload) -> list[str]:
+  """What `generate` cannot work on."""
+  metric = workload.prompts.metric
+  if metric is None or metric in quality.METRICS:
+    return []
+  return [f'Expected a metric of {sorted(quality.METRICS)}, got {metric!r}.']
+
+
 def generate(
   workload: Workload,
   output_dir: str,
@@ -179,7 +187,7 @@ def _write_samples(workload: Workload, path: pathlib.Path, number: int) -> None:
         return
       example = workload.prompts.examples[shown]
       title = f'{example.id}: {workload.prompts.shown(shown)}'
-      console.print(f'\n{title}', style='dim')
+      console.print(Text(f'\n{title}', style='dim'))
       marked += [title]
       for parts in blocks(workload, batch, row):
         line, plain = Text('  '), '  '

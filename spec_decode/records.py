@@ -45,7 +45,9 @@ def _commit() -> str | None:
   )
   try:
     head = git('rev-parse', 'HEAD')
-    if head.returncode:
+    # Installed inside some other project's tree, HEAD would be that one's.
+    mine = git('ls-files', '--error-unmatch', __file__)
+    if head.returncode or mine.returncode:
       return None
     changed = git('status', '--porcelain', '--untracked-files=no').stdout
   except OSError:

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     experiment.parse(_FILES.value, _BINDINGS.value, paths)
     if _called:
       experiment.refuse_idle_scopes(_called[0])
-    experiment.main(*_called[:1])
+    experiment.main(paths, *_called[:1])
   except experiment.ConfigError as error:
     print(f'Refused: {error}', file=sys.stderr)
     sys.exit(2)

@@ -209,6 +209,11 @@ def train(
     ),
   ) as manager:
     first = manager.latest_step() or 0
+    if first > schedule.steps:
+      raise ValueError(
+        f'Expected at least the {first} steps that {directory} already has,'
+        f' got {schedule.steps}. Raise steps or choose another output_dir.'
+      )
     if first:
       state = manager.restore(first, args=ocp.args.StandardRestore(state))
     step_fn = make_step(network.config, tx, loss, teacher and teacher.config)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job works on: a target, a draft, prompts, and how to decode them."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
 import functools
@@ -9,7 +10,6 @@ from typing import Protocol
 
 from etils import epath
 import jax
-import jax.numpy as jnp
 
 from spec_decode import acceptance
 from spec_decode import autoregressive
@@ -75,9 +75,8 @@ class Network:
     if self.path is None:
       params = transformer.initial_params(self.config, 0, self.dtype)
     else:
-      params = checkpoints.load(self.path, self.config)
-    cast = lambda x: jnp.asarray(x, self.dtype)
-    return self.model.prepare(jax.tree.map(cast, params))
+      params = checkpoints.load(self.path, self.config, self.dtype)
+    return self.model.prepare(params)
 
   def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
     return ModelDraft(self.model, sampling, gamma)
@@ -209,6 +208,14 @@ class Workload:
   def batches(self) -> Iterator[text.Batch]:
     return self.prompts.batches(self.batch_size)
 
+  def _length_checks(self) -> Iterator[Callable[[], None]]:
+    """Whether each network holds a prompt, what follows and a block."""
+    prompt = self.prompts.width + 1 if self.prompts.continued else 1
+    room = prompt + self.max_new_tokens + self.gamma + 2
+    for network in (self.target, self.draft):
+      if isinstance(network, Network):
+        yield functools.partial(network.config.check_length, room)
+
   def problems(self) -> list[str]:
     """Everything that would stop a job, found before anything compiles."""
     found = self.prompts.problems()
@@ -229,6 +236,7 @@ class Workload:
       lambda: self.limits,
       lambda: self.sampling,
       lambda: self.verify,
+      *self._length_checks(),
     ):
       try:
         build()
@@ -236,8 +244,14 @@ class Workload:
         found.append(str(error))
     if not 0 < self.lenience <= 1:
       found.append(f'Expected lenience in (0, 1], got {self.lenience}.')
-    if self.gamma < 0:
-      found.append(f'Expected gamma >= 0, got {self.gamma}.')
-    if self.batch_size < 1:
-      found.append(f'Expected batch_size >= 1, got {self.batch_size}.')
+    for name, least in (('gamma', 0), ('batch_size', 1)):
+      value = getattr(self, name)
+      if not isinstance(value, int) or value < least:
+        found.append(f'Expected {name} >= {least}, an integer, got {value!r}.')
+    if not found:
+      # What target and draft must have in common.
+      try:
+        self.speculation()
+      except ValueError as error:
+        found.append(str(error))
     return found

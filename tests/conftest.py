@@ -24,9 +24,9 @@ collect_ignore_glob = [
 ]
 
 
-def pytest_report_header():
-  return [
-    f'not run: {", ".join(names)} (needs {", ".join(_missing(packages))})'
-    for packages, names in OPTIONAL.items()
-    if _missing(packages)
-  ]
+def pytest_terminal_summary(terminalreporter):
+  for packages, names in OPTIONAL.items():
+    if _missing(packages):
+      terminalreporter.write_line(
+        f'not run: {", ".join(names)} (needs {", ".join(_missing(packages))})'
+      )

@@ -69,8 +69,19 @@ def _parse(bindings=(), files=('configs/runs/quickstart.gin',)):
   return gin.get_configurable(experiment.run)
 
 
-def test_the_quickstart_leaves_everything_it_promises(tmp_path):
-  _parse([*SMALL, f"OUTPUT_DIR = '{tmp_path}'"])()
+def test_the_quickstart_leaves_everything_it_promises(tmp_path, capsys):
+  source = tmp_path / 'source.jsonl'
+  inputs = ['files in [/usr/share] are', 'translate: [bold] tools']
+  source.write_text('\n'.join(json.dumps({'inputs': x}) for x in inputs))
+  _parse(
+    [
+      *SMALL,
+      f"OUTPUT_DIR = '{tmp_path}'",
+      f"text.Prompts.source = '{source}'",
+      "text.Prompts.task = '[/task]'",
+      'text.Prompts.metric = None',
+    ]
+  )()
   lines = (tmp_path / 'predictions.jsonl').read_text().splitlines()
   assert len(lines) == 2
   for line in map(json.loads, lines):
@@ -84,7 +95,11 @@ def test_the_quickstart_leaves_everything_it_promises(tmp_path):
   # The configuration is the one that ran, overrides included.
   assert 'emb_dim = 16' in record['config']
   assert record['config'] == (tmp_path / 'config.gin').read_text()
-  assert '{+' in (tmp_path / 'samples.txt').read_text()
+  samples = (tmp_path / 'samples.txt').read_text()
+  assert '{+' in samples and inputs[0] in samples
+  # What looks like Rich's markup is text.
+  screen = capsys.readouterr().out
+  assert inputs[0] in screen and '[/task]' in screen
 
 
 def test_all_problems_come_at_once_and_before_any_work(tmp_path):
@@ -140,6 +155,49 @@ def test_another_vocabulary_than_the_checkpoint_was_trained_with(tmp_path):
   )
   (problem,) = tiny.make(tmp_path, target=network).problems()
   assert 'vocabulary' in problem
+
+
+def test_every_macro_without_a_value_is_named():
+  with pytest.raises(experiment.ConfigError) as error:
+    _parse(files=['configs/runs/train_target.gin'])
+  for name in ('TRAIN_EN_DE', 'TRAIN_SYNOPSIS', 'OUTPUT_DIR'):
+    assert f'Expected a value for {name}' in str(error.value)
+
+
+def test_all_that_gin_cannot_read_is_named():
+  with pytest.raises(experiment.ConfigError) as error:
+    _parse(['workload.Workload.gama = 3', 'GAMMA ='], ['nowhere.gin'])
+  for word in ('gama', 'GAMMA', 'nowhere.gin'):
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'binding, message',
+  [
+    ('GAMMA = 0', 'gamma >= 1 to time'),
+    ('GAMMA = 2.5', 'gamma >= 0, an integer'),
+    ("text.Prompts.metric = 'blue'", "'blue'"),
+    ('NUM_EXAMPLES = -1', 'num_examples >= 1'),
+    ('draft/workload.Network.vocab_size = 8010', 'one vocabulary'),
+  ],
+)
+def test_what_a_job_cannot_work_on_is_refused_first(binding, message, tmp_path):
+  run = _parse([binding, f"OUTPUT_DIR = '{tmp_path}/out'"])
+  with pytest.raises(experiment.ConfigError, match=message):
+    run()
+  assert not (tmp_path / 'out').exists()
+
+
+def test_texts_beyond_a_table_of_positions_are_refused_first():
+  run = _parse(['MAX_NEW_TOKENS = 300'], ['configs/runs/debian_lm.gin'])
+  with pytest.raises(experiment.ConfigError, match='num_positions'):
+    run(only_check=True)
+
+
+def test_one_job_twice_is_refused(tmp_path):
+  job = lambda output_dir: {}
+  with pytest.raises(experiment.ConfigError, match='more than once'):
+    experiment.run([job, job], str(tmp_path), 'twice')
 
 
 @pytest.mark.parametrize('path', RUNS, ids=lambda p: p.stem)

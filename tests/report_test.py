@@ -52,6 +52,7 @@ def _record(draft='debian-small', temperature=0.0, replay=None, **results):
     'replay': replay,
   }
   return {
+    'time': '2026-01-01T00:00:00+00:00',
     'hardware': HARDWARE,
     'results': {'workload': workload, **copy.deepcopy(results)},
   }
@@ -162,7 +163,7 @@ def test_theory_without_and_with_its_record(root):
 
   for name in curves.CURVES:
     results = {'curves': curves.measure('', name)}
-    record = {'hardware': HARDWARE, 'results': results}
+    record = _record() | {'results': results}
     records.append(f'{root}/{name}/records.jsonl', record)
   rows = tables.table1(root)
   assert len(rows) == 6

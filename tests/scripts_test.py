@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launchers would run."""
 
+import os
 import pathlib
 import shlex
+import signal
 import subprocess
 
 import pytest
@@ -59,6 +61,28 @@ def test_a_node_gets_a_process_for_each_gpu():
     assert words[5].startswith('--distributed=localhost:')
     assert words[5].endswith(f',3,{i}')
     assert words[-2:] == [f'--gin_file={GIN_FILE}', VALUE]
+
+
+def test_stopping_a_node_stops_its_processes(tmp_path):
+  """A stand-in for Python tells its process id through a pipe and waits."""
+  pipe = tmp_path / 'pipe'
+  os.mkfifo(pipe)
+  stub = tmp_path / 'python'
+  stub.write_text(f'#!/bin/sh\necho $$ > {pipe}\nexec sleep 60\n')
+  stub.chmod(0o755)
+  launcher = subprocess.Popen(
+    ['bash', 'scripts/gpu_node.sh', '--gpus=2', GIN_FILE],
+    cwd=ROOT,
+    env=os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
+  )
+  started = []
+  while len(started) < 2:  # opening the pipe waits for a writer
+    started += pipe.read_text().split()
+  launcher.send_signal(signal.SIGTERM)
+  assert launcher.wait(timeout=30) != 0
+  for process in started:
+    with pytest.raises(ProcessLookupError):
+      os.kill(int(process), 0)
 
 
 @pytest.mark.parametrize(

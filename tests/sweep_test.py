@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sweeps: every combination is a row, measured once; all tables parse."""
 
+import hashlib
 import json
 import pathlib
+import shutil
 
 import experiment_test
 import gin
@@ -12,6 +14,7 @@ import tiny
 
 from spec_decode import draft_sources
 from spec_decode import experiment
+from spec_decode import records
 from spec_decode.data import text
 from spec_decode.models import ngram
 from spec_decode.sampling import Sampling
@@ -94,6 +97,44 @@ def test_other_weights_are_another_row(tmp_path):
     keys.append(experiment._key(experiment._weights(workload)))
     gin.clear_config()
   assert keys[0] == keys[2] != keys[1]
+
+
+def test_weights_are_known_by_role_and_by_all_files_of_a_folder(tmp_path):
+  folder = tmp_path / 'checkpoint'
+  (folder / 'inner').mkdir(parents=True)
+  (folder / 'inner' / 'array').write_bytes(b'one')
+  single = tmp_path / 'weights'
+  single.write_bytes(b'two')
+  networks = [tiny.network(checkpoint=str(p)) for p in (folder, single)]
+  workload = tiny.make(tmp_path, target=networks[0], draft=networks[1])
+  before = experiment._weights(workload)
+  assert set(before) == {'target', 'draft'}
+  assert before['draft'] == hashlib.sha256(b'two').hexdigest()
+  (folder / 'inner' / 'array').write_bytes(b'other')
+  after = experiment._weights(workload)
+  assert after['target'] != before['target']
+  assert after['draft'] == before['draft']
+
+
+def test_a_sweep_finds_its_rows_on_the_search_path(tmp_path, monkeypatch):
+  (tmp_path / 'conf').mkdir()
+  shutil.copy(ROOT / THEORY, tmp_path / 'conf' / 'row.gin')
+  (tmp_path / 'conf' / 'all.gin').write_text(f"""
+from __gin__ import dynamic_registration
+from spec_decode import experiment
+experiment.sweep:
+  rows = (@experiment.Rows(),)
+  experiments = '{tmp_path}'
+experiment.Rows:
+  files = 'row.gin'
+  choices = ("CURVES = 'table1'",)
+  folders = ('table1',)
+""")
+  monkeypatch.chdir(tmp_path)
+  paths = ['conf']
+  experiment.parse(['all.gin'], [], paths)
+  experiment.main(paths)
+  assert len(records.read('table1/records.jsonl')) == 1
 
 
 @pytest.mark.parametrize('name', ['tables', 'tables_replayed'])

@@ -172,6 +172,17 @@ def test_an_epoch_holds_each_source_by_its_weight(tmp_path):
   assert sorted(seen.values()) == [1] * 7 + [2] * 2
 
 
+def test_a_source_of_weight_0_is_off_and_of_2_comes_twice(tmp_path):
+  path = str(tiny.examples(tmp_path / 'a.jsonl', 9))
+  for weight, expected in ((0.0, 4), (2.0, 22)):
+    sources = (
+      text.Source(path, weight),
+      text.Source(str(tiny.examples(tmp_path / 'b.jsonl', 4))),
+    )
+    buckets = _buckets(tmp_path, sources=sources, tokens_per_batch=1)
+    assert len(buckets._epoch(0)) == expected
+
+
 def test_too_long_pairs_are_counted_not_cut(tmp_path):
   buckets = _buckets(tmp_path, buckets=((16, 8),))
   long = [

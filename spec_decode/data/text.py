@@ -25,10 +25,10 @@ _MULTIPLE = 16
 
 
 def resolve(path: str) -> str:
-  """A path; one that starts with "assets/" is of this package."""
+  """A path; one that starts with "assets/" is of this package, "~" is home."""
   if path.startswith('assets/'):
     return os.fspath(ASSETS / path.removeprefix('assets/'))
-  return path
+  return os.path.expanduser(path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read(path: str, targets: str = 'targets') -> list[Example]:
     FileNotFoundError: no such file.
     ValueError: a line is not of the format, or there is no line at all.
   """
-  path = pathlib.Path(resolve(os.fspath(path))).expanduser()
+  path = pathlib.Path(resolve(os.fspath(path)))
   if not path.is_file():
     shipped = ASSETS / 'debian' / path.name
     hint = ''
@@ -240,6 +240,10 @@ class Prompts:
         "Expected continued to be 'inputs', 'targets' or None, got"
         f' {self.continued!r}.'
       ]
+    if self.num_examples is not None and self.num_examples < 1:
+      return [
+        f'Expected num_examples >= 1, or None for all, got {self.num_examples}.'
+      ]
     try:
       rows = self._rows
     except (FileNotFoundError, ValueError) as error:
@@ -261,13 +265,17 @@ class Prompts:
       )
     return found
 
+  @property
+  def width(self) -> int:
+    """Of the inputs in every batch."""
+    longest = max(len(row) for row in self._rows)
+    return min(self.input_length, -(-longest // _MULTIPLE) * _MULTIPLE)
+
   def batches(self, size: int) -> Iterator[Batch]:
     """All prompts in order, in batches of `size` rows."""
-    longest = max(len(row) for row in self._rows)
-    width = min(self.input_length, -(-longest // _MULTIPLE) * _MULTIPLE)
-    inputs, prompt = pad(self._rows, width), None
+    inputs, prompt = pad(self._rows, self.width), None
     if self.continued:
-      lengths = [1 + min(len(row), width) for row in self._rows]
+      lengths = [1 + min(len(row), self.width) for row in self._rows]
       prompt = np.pad(inputs, ((0, 0), (1, 0))), np.array(lengths, np.int32)
       inputs = np.zeros((len(lengths), 1), np.int32)  # nothing to encode
     else:
@@ -369,10 +377,10 @@ class BucketedBatches:
     pool = []
     for weight, pairs in self._tokens:
       count = int(weight * len(pairs))
-      order = np.concatenate(
-        [rng.permutation(len(pairs)) for _ in range(-(-count // len(pairs)))]
-      )[:count]
-      pool.extend(pairs[i] for i in order)
+      while count > 0:
+        order = rng.permutation(len(pairs))[:count]
+        pool.extend(pairs[i] for i in order)
+        count -= len(pairs)
     for i in rng.permutation(len(pool)):
       bucket = self._bucket(pool[i])
       if bucket is None:

@@ -24,6 +24,13 @@ from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
 
+def problems(workload: Workload) -> list[str]:
+  """What `measure` cannot work on."""
+  if workload.gamma:
+    return []
+  return ['Expected gamma >= 1 to time speculation, got 0.']
+
+
 def measure(
   workload: Workload,
   output_dir: str,
@@ -47,10 +54,6 @@ def measure(
     For a record: seconds, speed-ups, c, both predictions, the best gamma.
   """
   del output_dir
-  if workload.gamma < 1:
-    raise ValueError(
-      f'Expected gamma >= 1 to time speculation, got {workload.gamma}.'
-    )
   alpha = workload.replay
   if alpha is None:
     alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
@@ -88,7 +91,7 @@ def measure(
   }
   if workload.temperature == 0 and workload.replay is None:
     summary['differing_outputs'] = int(column('differing').sum())
-  if summary['predicted_from_costs'] < 1:
+  if min(summary['predicted_from_costs'], summary['speedup']) < 1:
     summary['warning'] = reason(summary, alpha)
     warnings.warn(summary['warning'], stacklevel=2)
   return summary
@@ -238,10 +241,12 @@ def reason(summary: dict[str, Any], alpha: float | None) -> str:
   """Why speculation costs more than it yields, and whether any gamma pays.
 
   Args:
-    summary: what `measure` returns; its prediction from costs is below 1.
+    summary: what `measure` returns; its prediction from costs or what it
+      measured is below 1.
     alpha: that the gammas were compared by; None if they were not.
   """
   per_call, wide = summary['tokens_per_call'], summary['wide_ratio']
+  steps = per_call / summary['predicted_from_costs']
   gamma, best = summary['gamma'], summary.get('best_gamma_here')
   advice = 'A draft closer to the target or another gamma may help.'
   if best == 0:
@@ -252,7 +257,7 @@ def reason(summary: dict[str, Any], alpha: float | None) -> str:
   elif best not in (None, gamma):
     advice = f'Gamma {best} should.'
   return (
-    f'Speculation does not pay here: a block yields {per_call:.2f} tokens'
-    f' and costs {per_call / summary["predicted_from_costs"]:.2f} plain steps,'
+    f'Speculation does not pay here, measured {summary["speedup"]:.2f}x: a'
+    f' block yields {per_call:.2f} tokens and costs {steps:.2f} plain steps,'
     f' {wide:.2f} of them for the target call of width {gamma + 1}. {advice}'
   )

@@ -42,6 +42,14 @@ class DecoderOnlyConfig(T5Config):
   num_encoder_layers: int = struct.field(pytree_node=False, default=0)
   num_positions: int = struct.field(pytree_node=False, default=0)
 
+  def check_length(self, length: int) -> None:
+    if self.num_positions and length > self.num_positions:
+      raise ValueError(
+        f'Expected texts of at most {self.num_positions} tokens, prompt, new'
+        f' tokens and one block of guesses together, got room for {length}.'
+        ' Lower max_new_tokens or the prompt, or train with more num_positions.'
+      )
+
 
 @struct.dataclass
 class Cache:
@@ -118,7 +126,7 @@ class DecoderOnly(nn.Module):
     """Teacher-forced logits [B, W, V] of tokens [B, W]; inputs are not read."""
     del inputs
     batch, width = decoder_input_tokens.shape
-    self._check(width)
+    self.config.check_length(width)
     position = jnp.zeros((batch,), jnp.int32)
     hidden, _ = self._decode(
       decoder_input_tokens, position, width, None, not enable_dropout
@@ -135,7 +143,7 @@ class DecoderOnly(nn.Module):
   def start(self, inputs: Array, capacity: int) -> Cache:
     """Room for `capacity` tokens of each of the B rows that inputs have."""
     cfg = self.config
-    self._check(capacity)
+    cfg.check_length(capacity)
     return Cache(*kv_cache.empty(cfg, inputs.shape[0], capacity))
 
   def extend(
@@ -158,16 +166,6 @@ class DecoderOnly(nn.Module):
     if logits.ndim == 3:
       logits = with_sharding_constraint(logits, ('batch', 'length', 'vocab'))
     return logits
-
-  def _check(self, length: int) -> None:
-    """Refuses texts that the table of positions cannot hold."""
-    known = self.config.num_positions
-    if known and length > known:
-      raise ValueError(
-        f'Expected texts of at most {known} tokens, prompt, new tokens and one'
-        f' block of guesses together, got room for {length}. Lower'
-        ' max_new_tokens or the prompt, or train with more num_positions.'
-      )
 
 
 @transformer.network.register

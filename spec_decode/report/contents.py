@@ -173,7 +173,7 @@ def _table4(root: str) -> str:
 
 def sample(root: str) -> str:
   """The example of figure 1, a line per target call, with marks."""
-  result = tables.read(root, 'figure1')[-1]['results']['trace']
+  result = tables.newest(root, 'figure1')['results']['trace']
   marks = {
     'accepted': '{}', 'rejected': '[-{}-]', 'unread': '({})',
     'correction': '{{+{}+}}', 'bonus': '{{*{}*}}',
@@ -191,7 +191,7 @@ def sample(root: str) -> str:
 
 
 def _figure1(root: str) -> str:
-  record = tables.read(root, 'figure1')[-1]
+  record = tables.newest(root, 'figure1')
   result = record['results']['trace']
   tokens = sum(
     token['what'] not in ('rejected', 'unread')
@@ -208,7 +208,7 @@ def _figure1(root: str) -> str:
 
 
 def _figure5(root: str) -> str:
-  record = tables.read(root, 'figure5')[-1]
+  record = tables.newest(root, 'figure5')
   rows = []
   for line in record['results']['timeline']['lines']:
     spans = line['spans']
@@ -235,7 +235,7 @@ def _figure5(root: str) -> str:
 
 
 def _curves(root: str, folder: str) -> str:
-  record = tables.read(root, folder)[-1]
+  record = tables.newest(root, folder)
   del record['results']['curves']['alpha']
   curves = [
     f'{name}: {", ".join(values) if isinstance(values, dict) else "one curve"}'

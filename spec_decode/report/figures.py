@@ -214,7 +214,7 @@ def _line(i: int) -> Any:
 
 
 def _result(root: str, folder: str, job: str) -> dict[str, Any]:
-  return tables.read(root, folder)[-1]['results'][job]
+  return tables.newest(root, folder)['results'][job]
 
 
 def _measured(rows: Sequence[tables.Row], name: str) -> list[tables.Row]:

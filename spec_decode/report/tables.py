@@ -67,9 +67,17 @@ def read(root: str, folder: str) -> list[dict[str, Any]]:
   found = {}
   for record in records.read(path) if path.is_file() else []:
     work = record['results'].get('workload', {})
-    names = 'target', 'task', 'draft', 'temperature', 'gamma', 'replay'
+    names = (
+      'target', 'task', 'draft', 'temperature', 'gamma', 'replay', 'lenience',
+      'batch_size',
+    )  # fmt: skip
     found[tuple(work.get(name) for name in names)] = record
   return list(found.values())
+
+
+def newest(root: str, folder: str) -> dict[str, Any]:
+  """The newest of the records that `read` gives."""
+  return max(read(root, folder), key=lambda record: record['time'])
 
 
 def _joined(
