@@ -2,11 +2,13 @@
 """Decodes a file: predictions as JSONL, counts, quality, and sample outputs."""
 
 from collections.abc import Iterator
+import itertools
 import json
 import pathlib
 import time
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.text import Text
@@ -17,15 +19,8 @@ from spec_decode.autoregressive import STOPPED_BY_EOS
 from spec_decode.data import text
 from spec_decode.measure import quality
 from spec_decode.measure.acceptance_rate import Ratio
+from spec_decode.report import marks
 from spec_decode.workload import Workload
-
-# How a token came about -> (opening mark, closing mark, style).
-MARKS = {
-  'accepted': ('', '', 'green'),
-  'rejected': ('[-', '-]', 'red strike'),
-  'extra': ('{+', '+}', 'bold blue'),
-}
-LEGEND = 'accepted guess, [-rejected guess-], {+token of the target+}'
 
 
 def problems(workload: Workload) -> list[str]:
@@ -145,62 +140,57 @@ def _summary(lines: list[dict]) -> dict[str, Any]:
   }
 
 
-def blocks(workload: Workload, batch: text.Batch, row: int) -> Iterator[list]:
+def blocks(
+  workload: Workload, batch: text.Batch, row: int
+) -> Iterator[list[tuple[str, int]]]:
   """For one row, per block a list of (what happened, token id)."""
-  config = workload.speculation()
   for block, _ in speculative.stream(
-    config,
+    workload.speculation(),
     *workload.params,
     batch.inputs,
     workload.keys(batch),
     batch.prompt,
   ):
-    count, accepted = int(block.count[row]), int(block.accepted[row])
-    if not count:
+    block = jax.tree.map(lambda x: np.asarray(x)[row], block)
+    if not block.count:
       return
-    parts = [('accepted', int(t)) for t in block.tokens[row, :accepted]]
-    if accepted < block.drawn[row]:
-      parts.append(('rejected', int(block.guesses[row, accepted])))
-    if count > accepted:
-      parts.append(('extra', int(block.tokens[row, accepted])))
-    yield parts
+    yield [(what, token) for what, token, _ in marks.judged(block)]
 
 
 def _write_samples(workload: Workload, path: pathlib.Path, number: int) -> None:
   """Shows outputs block by block: coloured on screen, marked in a file."""
-  vocabulary = workload.prompts.tokenizer
-  console, marked = Console(), [LEGEND, '']
+  console, lines = Console(), [marks.LEGEND, '']
   if workload.replay is not None:
-    marked.insert(0, f'Simulated: guesses accepted at {workload.replay:g}.')
+    lines.insert(0, f'Simulated: guesses accepted at {workload.replay:g}.')
+  show = lambda *parts: _shown(console.color_system is not None, *parts)
   if number:
-    console.print(
-      Text.assemble(
-        '\nSamples, a line per target call: ',
-        *(part for kind in MARKS for part in ((kind, MARKS[kind][2]), ' ')),
-      )
-    )
+    console.print(Text('\nSamples, a line per target call:'))
+    console.print(show(*((what, row[3]) for what, row in marks.MARKS.items())))
   shown = 0
   for batch in workload.batches():
     for row in range(batch.count):
       if shown == number:
-        path.write_text('\n'.join(marked) + '\n', encoding='utf-8')
+        path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
         return
       example = workload.prompts.examples[shown]
       title = f'{example.id}: {workload.prompts.shown(shown)}'
       console.print(Text(f'\n{title}', style='dim'))
-      marked += [title]
-      for parts in blocks(workload, batch, row):
-        line, plain = Text('  '), '  '
-        for kind, token in parts:
-          before, after, style = MARKS[kind]
-          piece = vocabulary.piece(token)
-          # Where there is no colour the marks must do.
-          line.append(
-            piece if console.color_system else before + piece + after, style
-          )
-          plain += before + piece + after
-        console.print(line)
-        marked.append(plain)
-      marked.append('')
+      lines += [title]
+      piece = workload.prompts.tokenizer.piece
+      for block in blocks(workload, batch, row):
+        parts = [(what, piece(token)) for what, token in block]
+        console.print(show(*parts))
+        lines.append('  ' + ''.join(itertools.starmap(marks.marked, parts)))
+      lines.append('')
       shown += 1
-  path.write_text('\n'.join(marked) + '\n', encoding='utf-8')
+  path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+
+def _shown(colour: bool, *parts: tuple[str, str]) -> Text:
+  """Pieces of text coloured by what happened to them, else marked."""
+  line = Text('  ')
+  for what, piece in parts:
+    line.append(
+      piece if colour else marks.marked(what, piece), marks.MARKS[what][2]
+    )
+  return line

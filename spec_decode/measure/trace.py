@@ -15,12 +15,11 @@ from spec_decode import sampling as sampling_lib
 from spec_decode import speculative
 from spec_decode.measure import acceptance_rate
 from spec_decode.measure import timeline
+from spec_decode.report import marks
 from spec_decode.report import trace_page
 from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
-# What happened to tokens that were no guesses.
-EXTRA = ('correction', 'bonus')
 # Name in a record -> name in `_scores`.
 _OF_GUESS = (('p', 'p'), ('q', 'q'), ('beta', 'beta'))
 _OF_EXTRA = (('p', 'p_extra'),)
@@ -100,29 +99,18 @@ def blocks(workload: Workload, example: int) -> list[list[dict[str, Any]]]:
   return [
     [
       {
-        'id': int(token),
-        'text': piece(int(token)),
+        'id': token,
+        'text': piece(token),
         'what': what,
         **{
-          name: round(float(scores[score][i, place]), 6)
-          for name, score in (_OF_EXTRA if what in EXTRA else _OF_GUESS)
+          name: round(float(scores[score][i, start + offset]), 6)
+          for name, score in (_OF_EXTRA if what in marks.EXTRA else _OF_GUESS)
         },
       }
-      for what, token, place in _tokens(block, start)
+      for what, token, offset in marks.judged(block)
     ]
     for i, (block, start) in enumerate(zip(found, starts))
   ]
-
-
-def _tokens(block: speculative.Block, start: int):
-  """(what, token, place) of a block, in order."""
-  for i in range(block.drawn):
-    what = 'accepted' if i < block.accepted else 'unread'
-    what = 'rejected' if i == block.accepted else what
-    yield what, block.guesses[i], start + i
-  if block.count > block.accepted:
-    what = 'correction' if block.accepted < block.drawn else 'bonus'
-    yield what, block.tokens[block.accepted], start + block.accepted
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from spec_decode.report import figures
+from spec_decode.report import marks
 from spec_decode.report import tables
 
 Cell = Callable[[tables.Row], str]
@@ -174,19 +175,22 @@ def _table4(root: str) -> str:
 def sample(root: str) -> str:
   """The example of figure 1, a line per target call, with marks."""
   result = tables.newest(root, 'figure1')['results']['trace']
-  marks = {
-    'accepted': '{}', 'rejected': '[-{}-]', 'unread': '({})',
-    'correction': '{{+{}+}}', 'bonus': '{{*{}*}}',
-  }  # fmt: skip
   lines = [
-    ''.join(marks[token['what']].format(token['text']) for token in block)
+    ''.join(marks.marked(token['what'], token['text']) for token in block)
     for block in result['blocks']
   ]
   text = '\n'.join(lines)
   return (
-    f'> {result["inputs"]}\n\n```\n{text}\n```\n\naccepted guess,'
-    ' [-rejected guess-], (guess after a rejection), {+correction+}, {*token'
-    ' after all guesses were accepted*}.'
+    f'> {result["inputs"]}\n\n```\n{text}\n```\n\n{_pair(result)}.'
+    f' {marks.LEGEND[0].upper()}{marks.LEGEND[1:]}.'
+  )
+
+
+def _pair(result: dict[str, Any]) -> str:
+  """What a trace is of."""
+  return (
+    f'{result["target"]} with {result["draft"]}, {result["task"]}, temperature'
+    f' {result["temperature"]:g}, γ {result["gamma"]}'
   )
 
 
@@ -199,8 +203,7 @@ def _figure1(root: str) -> str:
     for token in block
   )
   return (
-    f'{result["target"]} with {result["draft"]}, {result["task"]}, temperature'
-    f' {result["temperature"]:g}, γ {result["gamma"]}:'
+    f'{_pair(result)}:'
     f' {len(result["blocks"])} target calls for {tokens} tokens (the'
     f" paper's example: 9 for 38), n = 1 example, {tables.machine(record)}."
     f' Status: scaled down.\n\n{sample(root)}'
