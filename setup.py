@@ -15,8 +15,9 @@ T5X = [
   'jaxtyping',
   'tensorboard',
 ]
+NOTEBOOKS = ['ipykernel', 'pandas>=2.0']
 TEST = [
-  'ipykernel',
+  *NOTEBOOKS,
   'nbclient',
   'pytest>=8',
   'pytest-xdist>=3.5',
@@ -43,12 +44,11 @@ setuptools.setup(
     'matplotlib>=3.8',
     'numpy>=1.26',
     'optax>=0.2.4',
-    'orbax-checkpoint>=0.11',
-    'pandas>=2.0',
+    'orbax-checkpoint>=0.11.19',
     'rich>=13',
     'rouge-score>=0.1.2',
     'sacrebleu>=2.4',
-    'safetensors>=0.4',
+    'safetensors>=0.6.2',
     'sentencepiece>=0.2',
     'tensorstore>=0.1.60',
     'tqdm>=4.66',
@@ -63,6 +63,7 @@ setuptools.setup(
     't5x': DATA + T5X,
     # Comparison with Hugging Face's T5.
     'parity': ['torch==2.13.0', 'transformers>=5'],
+    'notebooks': NOTEBOOKS,
     'test': TEST + DATA,
     'dev': TEST + ['pre-commit', 'nbstripout'],
   },

@@ -98,6 +98,7 @@ def count(
   successors: int = 32,
   max_contexts: int | None = None,
   vocabulary: str | None = None,
+  extra_ids: int = 0,
 ) -> dict[str, Any]:
   """Counts the targets of a file into ngrams.safetensors.
 
@@ -106,11 +107,12 @@ def count(
     source: see `text.load`.
     order, successors, max_contexts: see `ngram.count`.
     vocabulary: path of the SentencePiece model; None for the shipped one.
+    extra_ids: sentinel ids that it has beyond its pieces, as in `text.Prompts`.
 
   Returns:
     For a record: texts, tokens and contexts.
   """
-  tokenizer = text.Vocabulary(vocabulary)
+  tokenizer = text.Vocabulary(vocabulary, extra_ids)
   rows = tokenizer.encode([example.targets for example in text.load(source)])
   rows = [[*row, tokenizer.eos_id] for row in rows]
   tables = ngram.count(

@@ -5,7 +5,7 @@ import importlib.util
 
 # Packages -> the files whose tests need them.
 OPTIONAL = {
-  ('nbclient', 'ipykernel'): ['notebooks_test.py'],
+  ('nbclient', 'ipykernel', 'pandas'): ['notebooks_test.py'],
   ('torch', 'transformers'): ['parity_test.py'],
   ('seqio',): ['seqio_tasks_test.py'],
   ('t5x',): ['t5x_*_test.py'],

@@ -159,6 +159,18 @@ def test_drafts_without_a_network_fit_the_vocabulary(path):
   assert draft.gamma == 2 and draft.vocab_size == text.Vocabulary().size
 
 
+def test_tables_are_counted_with_the_extra_ids_of_a_vocabulary(tmp_path):
+  path = tiny.examples(tmp_path / 'a.jsonl', 4)
+  draft_sources.count(str(tmp_path), str(path), extra_ids=100)
+  vocabulary = text.Vocabulary(extra_ids=100)
+  counted = str(tmp_path / 'ngrams.safetensors')
+  source = draft_sources.NGrams('n', counted, vocabulary.size)
+  assert source.problems(vocabulary) == []
+  (problem,) = source.problems(text.Vocabulary())
+  assert 'counted with' in problem
+  assert source.load()['unigram'].shape[-1] == vocabulary.size
+
+
 def test_counted_tables_are_loaded_to_their_order(tmp_path):
   source = tmp_path / 'texts.jsonl'
   lines = [{'inputs': 'x', 'targets': 'small tools for small tools'}] * 3

@@ -15,6 +15,7 @@ from typing import Any
 from spec_decode import records
 
 Row = dict[str, Any]
+_SCALED_DOWN = 'scaled down'  # measured on a smaller pair
 
 
 def table1(root: str) -> list[Row]:
@@ -115,9 +116,14 @@ def _joined(
       i for i, mine in enumerate(ours) if all(mine[k] == row[k] for k in keys)
     ]
     used.update(matching)
-    rows += [ours[i] | row for i in matching]
+    reason = _reason(root, published)
+    for mine in (ours[i] for i in matching):
+      status = mine['status']
+      if reason and status == _SCALED_DOWN:
+        status = f'{status}; {reason}'
+      rows.append(mine | row | {'status': status})
     if not matching:
-      rows.append(row | {'status': f'not run: {_reason(root, published)}'})
+      rows.append(row | {'status': f'not run: {reason or "not measured yet"}'})
   return rows + [mine for i, mine in enumerate(ours) if i not in used]
 
 
@@ -156,7 +162,7 @@ def _alphas(results: dict[str, Any]) -> list[Row]:
 def _status(replay: float | None, same: bool) -> str:
   if replay is not None:
     return f'simulated: random weights, accepted at {replay:g}'
-  return 'reproduced' if same else 'scaled down'
+  return 'reproduced' if same else _SCALED_DOWN
 
 
 def _exact(row: Row) -> str:
@@ -167,11 +173,12 @@ def _exact(row: Row) -> str:
   return 'reproduced' if equal else 'differs'
 
 
-def _reason(root: str, published: Row) -> str:
+def _reason(root: str, published: Row) -> str | None:
+  """Why a published row cannot be had as it was, where there is a reason."""
   for row in _csv(root, 'not_run'):
     if published.get(row['column']) == row['value']:
       return row['reason']
-  return 'not measured yet'
+  return None
 
 
 def machine(record: dict[str, Any]) -> str:
