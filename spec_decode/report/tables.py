@@ -120,7 +120,7 @@ def _joined(
     for mine in (ours[i] for i in matching):
       status = mine['status']
       if reason and status == _SCALED_DOWN:
-        status = f'{status}; {reason}'
+        status = f'{status}: {reason}'
       rows.append(mine | row | {'status': status})
     if not matching:
       rows.append(row | {'status': f'not run: {reason or "not measured yet"}'})
