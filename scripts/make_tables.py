@@ -109,6 +109,22 @@ def sample() -> str:
   return contents.sample(_EXPERIMENTS)
 
 
+def quickstart() -> str:
+  """What the first command measures."""
+  record = _records('quickstart')[-1]
+  results = record['results']
+  alpha, times = results['acceptance_rate'], results['walltime']
+  decoded = results['generate']
+  error = _with_error(alpha['alpha'], alpha['standard_error'], 3)
+  speedup = _with_error(times['speedup'], times['speedup_error'], 2)
+  return (
+    f'On {tables.machine(record)}: alpha {error}, {times["tokens_per_call"]:.2f}'
+    f' tokens per target call, c {times["c"]:.3f}, measured speed-up {speedup}'
+    f' ({times["examples"]} examples), {decoded["differing_outputs"]} of'
+    f' {decoded["examples"]} outputs unlike plain decoding.'
+  )
+
+
 def quality() -> str:
   """BLEU or ROUGE-L of every network alone."""
   rows = []
@@ -173,6 +189,7 @@ def paper() -> str:
 
 SECTIONS = {
   'sample': sample,
+  'quickstart': quickstart,
   'speculation': speculation,
   'quality': quality,
   't5x': t5x,

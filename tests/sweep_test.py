@@ -137,13 +137,16 @@ experiment.Rows:
   assert len(records.read('table1/records.jsonl')) == 1
 
 
-@pytest.mark.parametrize('name', ['tables', 'tables_replayed'])
-def test_rows_of_the_shipped_tables_have_nothing_to_correct(name):
+@pytest.mark.parametrize(
+  'name, count',
+  [('tables', 38), ('tables_replayed', 12), ('tables_replayed_base', 3)],
+)
+def test_rows_of_the_shipped_tables_have_nothing_to_correct(name, count):
   experiment.parse([f'configs/runs/{name}.gin'], [], ['.'])
   rows = gin.query_parameter('experiment.sweep.rows')
   plan = [row for group in rows for row in group.scoped_configurable_fn()]
   assert len(plan) == len({str(row) for row in plan})
-  assert len(plan) == {'tables': 38, 'tables_replayed': 12}[name]
+  assert len(plan) == count
   for files, bindings in plan:
     experiment._configured(files, bindings, ['.'])(only_check=True)
 
