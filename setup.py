@@ -45,6 +45,7 @@ setuptools.setup(
     'numpy>=1.26',
     'optax>=0.2.4',
     'orbax-checkpoint>=0.11.19',
+    'pillow>=10',
     'rich>=13',
     'rouge-score>=0.1.2',
     'sacrebleu>=2.4',

@@ -118,10 +118,11 @@ def quickstart() -> str:
   error = _with_error(alpha['alpha'], alpha['standard_error'], 3)
   speedup = _with_error(times['speedup'], times['speedup_error'], 2)
   return (
-    f'On {tables.machine(record)}: alpha {error}, {times["tokens_per_call"]:.2f}'
-    f' tokens per target call, c {times["c"]:.3f}, measured speed-up {speedup}'
-    f' ({times["examples"]} examples), {decoded["differing_outputs"]} of'
-    f' {decoded["examples"]} outputs unlike plain decoding.'
+    f'On {tables.machine(record)}: alpha {error},'
+    f' {times["tokens_per_call"]:.2f} tokens per target call, c'
+    f' {times["c"]:.3f}, measured speed-up {speedup} ({times["examples"]}'
+    f' examples), {decoded["differing_outputs"]} of {decoded["examples"]}'
+    ' outputs unlike plain decoding.'
   )
 
 

@@ -180,4 +180,5 @@ def test_stale_pages_are_named(root):
     f'{root}/table3/records.jsonl',
     _record('Bigram', acceptance_rate=RATE),
   )
-  assert pages.stale(root) == [f'{root}/table3/README.md', f'{root}/README.md']
+  names = ('table3/README.md', 'README.md', 'table3/picture.png')
+  assert pages.stale(root) == [f'{root}/{name}' for name in names]

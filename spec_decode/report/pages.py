@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One README.md and one picture per table and figure, from their records."""
 
+import hashlib
+import json
 import pathlib
+
+from PIL import Image
 
 from spec_decode.report import tables
 from spec_decode.report.contents import PAGES
@@ -68,7 +72,7 @@ def write(root: str) -> None:
       page.picture(root).savefig(
         pathlib.Path(root) / name / 'picture.png',
         dpi=110,
-        metadata={'Software': None},
+        metadata={'Software': None, 'Description': _digest(root, name)},
       )
 
 
@@ -81,6 +85,20 @@ def stale(root: str) -> list[str]:
   ]
   for name in PAGES:
     picture = pathlib.Path(root) / name / 'picture.png'
-    if tables.read(root, name) and not picture.is_file():
+    if tables.read(root, name) and _shown(picture) != _digest(root, name):
       found.append(str(picture))
   return found
+
+
+def _digest(root: str, name: str) -> str:
+  """Of all that a picture is drawn from; it is kept inside the file."""
+  results = [record['results'] for record in tables.read(root, name)]
+  return hashlib.sha256(json.dumps(results).encode()).hexdigest()
+
+
+def _shown(picture: pathlib.Path) -> str | None:
+  """`_digest` of the records that a picture was drawn from."""
+  if not picture.is_file():
+    return None
+  with Image.open(picture) as image:
+    return image.text.get('Description')
