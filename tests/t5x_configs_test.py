@@ -23,6 +23,7 @@ from spec_decode import experiment
 from spec_decode import run
 from spec_decode.data import text
 from spec_decode.models import checkpoints
+from spec_decode.models import ngram
 from spec_decode.models import t5x_model
 from spec_decode.models import transformer
 
@@ -209,10 +210,29 @@ def test_a_mistyped_scope_is_refused(monkeypatch):
     experiment.refuse_idle_scopes(INFER)
 
 
-def test_n_gram_tables_are_chosen_by_a_file(monkeypatch):
+def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
+  path = str(tmp_path / 'tables.safetensors')
+  fingerprint = text.Vocabulary().fingerprint
+  ngram.save(path, ngram.count([[1]], 8, 1), {'vocabulary': fingerprint})
   files = ['configs/runs/t5x_infer_debian.gin', 'configs/t5x/draft_ngram.gin']
-  draft = bound(files, REQUIRED, monkeypatch)['model'].draft
-  assert draft == t5x_model.NGramDraft('/nowhere/checkpoint_1')
+  bindings = [*REQUIRED, f"DRAFT_CHECKPOINT_PATH = '{path}'"]
+  draft = bound(files, bindings, monkeypatch)['model'].draft
+  assert draft == t5x_model.NGramDraft(path)
+
+
+def test_a_draft_of_another_vocabulary_is_refused(monkeypatch):
+  bindings = [
+    *REQUIRED,
+    VOCABULARY_FILE,
+    'DRAFT_VOCABULARY = @draft/seqio.SentencePieceVocabulary()',
+    'draft/seqio.SentencePieceVocabulary.extra_ids = 100',
+  ]
+  more = seqio.SentencePieceVocabulary(
+    VOCABULARY.sentencepiece_model_file, extra_ids=100
+  )
+  with pytest.raises(ValueError, match='one vocabulary') as error:
+    bound([str(RUNS[0].relative_to(ROOT))], bindings, monkeypatch)
+  assert f'got {VOCABULARY} and {more}' in str(error.value)
 
 
 def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):

@@ -136,7 +136,8 @@ def make(draft=None, **changes):
     transformer.Transformer(TARGET),
     VOCABULARY,
     VOCABULARY,
-    draft or t5x_model.NetworkDraft(transformer.Transformer(TARGET)),
+    draft
+    or t5x_model.NetworkDraft(transformer.Transformer(TARGET), VOCABULARY),
     **settings,
   )
 
@@ -335,15 +336,15 @@ def test_what_cannot_work_is_refused_when_it_is_made():
   )
   draft = t5x_model.NetworkDraft
   with pytest.raises(ValueError, match='draft.module to be spec_decode'):
-    build(draft(network.Transformer(TARGET)), gamma=2)
+    build(draft(network.Transformer(TARGET), VOCABULARY), gamma=2)
   with pytest.raises(ValueError, match='one vocabulary'):
     other = seqio.PassThroughVocabulary(23, eos_id=1)
     build(draft(module, other), gamma=2)
   with pytest.raises(ValueError, match='to know the 24 ids'):
     small = transformer.Transformer(network.T5Config(vocab_size=23))
-    build(draft(small), gamma=2)
+    build(draft(small, VOCABULARY), gamma=2)
   with pytest.raises(ValueError, match='lenience'):
-    build(draft(module), gamma=2, lenience=2.0)
+    build(draft(module, VOCABULARY), gamma=2, lenience=2.0)
 
 
 def test_vocabularies_are_compared_by_content(tmp_path):
@@ -359,6 +360,23 @@ def test_vocabularies_are_compared_by_content(tmp_path):
   assert t5x_model.content(one) != t5x_model.content(more)
 
 
+def test_tables_of_another_vocabulary_are_refused(tmp_path):
+  shipped = text.Vocabulary()
+  path = str(tmp_path / 'tables.safetensors')
+  ngram.save(
+    path, ngram.count([[1]], 8, 1), {'vocabulary': shipped.fingerprint}
+  )
+  draft = t5x_model.NGramDraft(path)
+  draft.check_vocabulary(seqio.SentencePieceVocabulary(shipped.path))
+  more = seqio.SentencePieceVocabulary(shipped.path, 100)
+  for other in (more, VOCABULARY):
+    with pytest.raises(ValueError) as error:
+      draft.check_vocabulary(other)
+    counted = f'{path} was counted with (sha256 {shipped.fingerprint[:12]}'
+    assert counted in str(error.value)
+    assert f'got {other}' in str(error.value)
+
+
 # --- checkpoints --------------------------------------------------------------
 
 
@@ -369,7 +387,8 @@ def restore(config, paths, partitioner, draft=None, dtype='float32'):
     transformer.Transformer(config),
     vocabulary,
     vocabulary,
-    draft or t5x_model.NetworkDraft(transformer.Transformer(config)),
+    draft
+    or t5x_model.NetworkDraft(transformer.Transformer(config), vocabulary),
     gamma=2,
   )
   shapes = {'encoder_input_tokens': (1, 4), 'decoder_input_tokens': (1, 4)}

@@ -59,7 +59,7 @@ def model(prefix='draft_'):
     transformer.Transformer(TARGET),
     vocabulary,
     vocabulary,
-    t5x_model.NetworkDraft(transformer.Transformer(DRAFT), axis_prefix=prefix),
+    t5x_model.NetworkDraft(transformer.Transformer(DRAFT), vocabulary, prefix),
     gamma=3,
   )
 

@@ -64,9 +64,7 @@ class Vocabulary:
         ' the path of a local copy.'
       )
     content = pathlib.Path(self.path).read_bytes()
-    self.fingerprint = hashlib.sha256(
-      content + str(extra_ids).encode()
-    ).hexdigest()
+    self.fingerprint = fingerprint(content, extra_ids)
     self._model = sentencepiece.SentencePieceProcessor(model_proto=content)
     self.size = self._model.vocab_size() + extra_ids
 
@@ -86,6 +84,11 @@ class Vocabulary:
     if token >= self._model.vocab_size():
       return f'<extra {token}>'
     return self._model.id_to_piece(int(token)).replace('\u2581', ' ')
+
+
+def fingerprint(model: bytes, extra_ids: int) -> str:
+  """What tells the content of two vocabularies apart, wherever they lie."""
+  return hashlib.sha256(model + str(extra_ids).encode()).hexdigest()
 
 
 def read(path: str, targets: str = 'targets') -> list[Example]:

@@ -19,6 +19,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from etils import epath
 from flax import traverse_util
 from flax.core import freeze
 from flax.core import unfreeze
@@ -34,6 +35,7 @@ from spec_decode import drafts
 from spec_decode import randomness
 from spec_decode import speculative
 from spec_decode.autoregressive import Limits
+from spec_decode.data import text
 from spec_decode.language_model import Draft
 from spec_decode.models import ngram
 from spec_decode.models import transformer
@@ -56,8 +58,15 @@ class NetworkDraft:
   """
 
   module: transformer.Transformer
-  vocabulary: seqio.Vocabulary | None = None
+  vocabulary: seqio.Vocabulary
   axis_prefix: str = ''
+
+  def check_vocabulary(self, vocabulary: seqio.Vocabulary) -> None:
+    if content(self.vocabulary) != content(vocabulary):
+      raise ValueError(
+        'Expected target and draft to have one vocabulary, got'
+        f' {vocabulary} and {self.vocabulary}.'
+      )
 
   def initial_variables(self, rng, input_shapes, input_types) -> Any:
     """Fresh parameters and the names of their axes."""
@@ -85,12 +94,20 @@ class NGramDraft:
   """N-gram tables as the draft; they stand on every device.
 
   Attributes:
-    path: of a file that `ngram.save` wrote, the manager's `draft_path`.
-    vocabulary: the one it was counted with, to be compared with the target's.
+    path: of a file that `ngram.save` wrote, the manager's `draft_path`. The
+      vocabulary that it names, if any, is compared with the target's.
   """
 
   path: str
-  vocabulary: seqio.Vocabulary | None = None
+
+  def check_vocabulary(self, vocabulary: seqio.Vocabulary) -> None:
+    counted = (ngram.load_metadata(self.path) or {}).get('vocabulary')
+    ours = content(vocabulary)
+    if counted not in (None, ours):
+      raise ValueError(
+        f'Expected the vocabulary that {self.path} was counted with (sha256'
+        f' {counted[:12]}...), got {vocabulary} ({str(ours)[:12]}...).'
+      )
 
   def initial_variables(self, rng, input_shapes, input_types) -> Any:
     """The tables and the names, none, of their axes."""
@@ -192,12 +209,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
           f'Expected {name} to know the {vocabulary.vocab_size} ids of'
           f' {vocabulary}, got {network.config.vocab_size}.'
         )
-    theirs = draft.vocabulary or vocabulary
-    if content(theirs) != content(vocabulary):
-      raise ValueError(
-        'Expected target and draft to have one vocabulary, got'
-        f' {vocabulary} and {theirs}.'
-      )
+    draft.check_vocabulary(vocabulary)
 
   def get_initial_variables(
     self, rng: Array, input_shapes: Mapping, input_types: Mapping | None = None
@@ -307,7 +319,8 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
 def content(vocabulary: seqio.Vocabulary) -> Any:
   """What two copies of one vocabulary have in common, wherever they lie."""
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    return vocabulary.sp_model, vocabulary.extra_ids
+    path = epath.Path(vocabulary.sentencepiece_model_file)
+    return text.fingerprint(path.read_bytes(), vocabulary.extra_ids)
   return vocabulary
 
 
