@@ -27,7 +27,11 @@ import t5x_checkpoints_test as written
 import tensorflow as tf
 import toy_models
 
+from spec_decode import drafts
+from spec_decode import randomness
 from spec_decode import sampling as sampling_lib
+from spec_decode import speculative
+from spec_decode.autoregressive import Limits
 from spec_decode.data import text
 from spec_decode.models import checkpoints
 from spec_decode.models import ngram
@@ -35,6 +39,7 @@ from spec_decode.models import t5x_checkpoints
 from spec_decode.models import t5x_model
 from spec_decode.models import transformer
 from spec_decode.sampling import Sampling
+from spec_decode.speculative import Speculation
 
 VOCABULARY = seqio.PassThroughVocabulary(24, eos_id=1)
 SIZES = {
@@ -315,6 +320,32 @@ def test_samples_follow_the_law_of_the_target(params):
   chi_squared.assert_follows(list(map(tuple, np.asarray(tokens)[0])), law)
 
 
+def test_lenience_and_the_drafts_own_sampling_are_those_of_the_loop(params):
+  own, inputs = Sampling(0.5, top_k=4, forbidden=()), rows(12, seed=4)
+  model = make(temperature=1.0, draft_sampling=own, lenience=0.5)
+  tokens, aux = predictor(model)(params, batch_of(inputs))
+  network_of_both = transformer.language_model(TARGET, 24, 'fused')
+  config = Speculation(
+    network_of_both,
+    drafts.ModelDraft(network_of_both, own, 3),
+    Sampling(1.0, forbidden=()),
+    Limits(LENGTHS['targets'], VOCABULARY.eos_id),
+    lenience=0.5,
+  )
+  keys = randomness.row_keys(0, randomness.hash_ids(jnp.asarray(inputs)))
+  want = speculative.decode(
+    config,
+    *(network_of_both.prepare(params[half]) for half in ('target', 'draft')),
+    inputs,
+    jax.vmap(jax.random.fold_in, (0, None))(keys, 0),
+  )
+  np.testing.assert_array_equal(tokens, want.tokens)
+  for name in ('tested', 'accepted'):
+    np.testing.assert_array_equal(
+      aux['speculative'][name], getattr(want, name), name
+    )
+
+
 def test_decodes_come_in_the_order_of_their_scores(params):
   model, batch = make(temperature=1.0), batch_of(rows(3, seed=11))
   everything = predictor(model, num_decodes=4, return_all_decodes=True)
@@ -564,6 +595,21 @@ def test_shards_and_restarts_give_the_samples_of_one_batch(
     assert got == np.asarray(values)[order].tolist(), name
   scores = [line['scores'] for line in lines]
   np.testing.assert_allclose(scores, aux['scores'][jnp.array(order)], rtol=1e-5)
+
+
+@pytest.mark.parametrize('mode', ['predict', 'score'])
+def test_modes_without_counts_are_those_of_stock(
+  params, paths, partitioner, tmp_path, mode
+):
+  lines = run(make(), paths, partitioner, tmp_path, mode, write_fn=write)
+  assert [set(line) for line in lines] == [{'inputs', 'tokens'}] * EXAMPLES
+  inputs = rows()
+  reversed_inputs = [[*row[row > 0][::-1], VOCABULARY.eos_id] for row in inputs]
+  batch = batch_of(inputs, text.pad(reversed_inputs, LENGTHS['targets']))
+  step = getattr(stock(), f'{mode}_batch')
+  want = jax.jit(step)(params['target'], batch)
+  got = [line['tokens'] for line in lines]
+  np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_n_gram_tables_need_no_second_network(
