@@ -21,6 +21,7 @@ from t5x.examples.t5 import network
 
 from spec_decode import experiment
 from spec_decode import run
+from spec_decode import workload
 from spec_decode.data import text
 from spec_decode.models import checkpoints
 from spec_decode.models import ngram
@@ -235,7 +236,9 @@ def test_a_draft_of_another_vocabulary_is_refused(monkeypatch):
   assert f'got {VOCABULARY} and {more}' in str(error.value)
 
 
-def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):
+def test_the_shipped_pair_decodes_as_stock_and_the_workload_do(
+  tmp_path, monkeypatch
+):
   """64 held-out examples through the gin files, to the token."""
   length, folder = 12, tmp_path / 'out'
   experiment.parse(
@@ -268,11 +271,18 @@ def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):
     None,
     functools.partial(decoding.temperature_sample, temperature=0.0),
   )
-  prompts = text.Prompts(
-    'en_de', 'assets/debian/en_de_test.jsonl', input_length=64,
-    num_examples=64, truncate=True,
-  )  # fmt: skip
-  (batch,) = prompts.batches(64)
+  gin.clear_config()
+  experiment.parse(
+    ['configs/runs/quickstart.gin'],
+    [
+      'NUM_EXAMPLES = 64',
+      f'MAX_NEW_TOKENS = {length}',
+      'text.Prompts.input_length = 64',
+    ],
+    ['.'],
+  )
+  ours = gin.get_configurable(workload.Workload)()
+  (batch,) = ours.prompts.batches(64)
   want = jax.jit(stock.predict_batch)(
     checkpoints.load(written['target']['written'], config),
     {
@@ -281,8 +291,14 @@ def test_the_shipped_pair_decodes_as_stock_does(tmp_path, monkeypatch):
     },
   )
   np.testing.assert_array_equal(got, want)
-  accepted = sum(line['aux']['speculative']['accepted'] for line in lines)
-  assert accepted > 64
+  # The networks as they ship, before their conversion, without T5X.
+  result = ours.decode(batch)
+  np.testing.assert_array_equal(got, result.tokens)
+  counts = [line['aux']['speculative'] for line in lines]
+  for name in ('accepted', 'tested', 'target_calls'):
+    found = [count[name] for count in counts]
+    np.testing.assert_array_equal(found, getattr(result, name), name)
+  assert sum(count['accepted'] for count in counts) > 64
 
 
 def small_job(name, tmp_path, *bindings):
