@@ -8,15 +8,13 @@ reported.
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from spec_decode.models import transformer
+from spec_decode.measure import exactness
 from spec_decode.workload import Workload
 
 
@@ -37,7 +35,8 @@ def measure(
 
   Returns:
     For a record: examples, how many have identical outputs, and at the first
-    difference of each other one by how much stock's logits prefer its token.
+    difference of each other one by how much the target's logits prefer
+    stock's token.
   """
   del output_dir, earlier
   if workload.mask or workload.temperature != 0:
@@ -54,36 +53,13 @@ def measure(
   examples, gaps = 0, []
   batches = list(workload.batches())
   for batch in tqdm.tqdm(batches, desc='t5x_agreement', unit='batch'):
-    ours = np.asarray(workload.decode(batch).tokens)[: batch.count]
+    ours = np.asarray(workload.decode(batch).tokens)
     theirs = np.asarray(decode(params, jnp.asarray(batch.inputs)))
-    theirs = theirs[: batch.count]
     examples += batch.count
-    unequal = np.any(ours != theirs, axis=1)
-    if unequal.any():
-      logits = _logits(
-        target.config, params, batch.inputs[: batch.count], theirs
-      )
-      gaps += [
-        _gap(logits[row], ours[row], theirs[row])
-        for row in np.flatnonzero(unequal)
-      ]
+    gaps += exactness.logit_gaps(workload, batch, ours, theirs)
   return {
     'dtype': str(target.config.dtype),
     'examples': examples,
     'identical': examples - len(gaps),
     'logit_gaps': gaps,
   }
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _logits(config, params, inputs, tokens) -> jax.Array:
-  """Teacher-forced logits [B, L, V] of each token [B, L]."""
-  before = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
-  module = transformer.Transformer(config)
-  return module.apply({'params': params}, inputs, before, enable_dropout=False)
-
-
-def _gap(logits, ours: np.ndarray, theirs: np.ndarray) -> float:
-  """Stock's token over ours where they first differ; tokens [L]."""
-  place = int(np.argmax(ours != theirs))
-  return float(logits[place, theirs[place]] - logits[place, ours[place]])

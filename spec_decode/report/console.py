@@ -19,8 +19,9 @@ def show(workload: Workload, results: dict[str, Any]) -> None:
     'target': workload.target.name,
     'draft': workload.draft.name,
     'temperature': f'{workload.temperature:g}',
-    'gamma': str(workload.gamma),
   }
+  if 'exactness' not in results:
+    cells['gamma'] = str(workload.gamma)
   if workload.replay is not None:
     cells['simulated'] = f'guesses accepted at {workload.replay:g}'
   if rate:
@@ -50,6 +51,9 @@ def show(workload: Workload, results: dict[str, Any]) -> None:
   screen.print(table)
   if times and 'warning' in times:
     screen.print(Text(times['warning'], style='yellow'))
+  if 'exactness' in results:
+    for each in _exactness(results['exactness']):
+      screen.print(each)
 
 
 def _time_cells(times: dict[str, Any]) -> dict[str, str]:
@@ -64,3 +68,36 @@ def _time_cells(times: dict[str, Any]) -> dict[str, str]:
     'measured speed-up': f'{times["speedup"]:.2f}x over plain decoding'
     f' ({times["speedup_with_encoder"]:.2f}x with the encoders)',
   }
+
+
+def _exactness(found: dict[str, Any]) -> tuple[Table, Table]:
+  """Ids a line for each batch, law a line for each prompt and gamma."""
+  ids = Table(title='Temperature 0: examples unlike plain decoding')
+  for name in ('batch size', 'padding', 'gamma', 'differing', 'logit gaps'):
+    ids.add_column(name, justify='right')
+  for row in found['ids']:
+    ids.add_row(
+      str(row['batch_size']),
+      str(row['padding']),
+      str(row['gamma']),
+      f'{row["differing"]} of {row["examples"]}',
+      ', '.join(f'{gap:.2g}' for gap in sorted(row['logit_gaps'])),
+    )
+  law = Table(title='Samples: chi-squared (degrees of freedom), p-value')
+  law.add_column('prompt', overflow='fold')
+  for name in (
+    'gamma', 'n', 'first token, exact law', 'all tokens, plain samples',
+  ):  # fmt: skip
+    law.add_column(name, justify='right')
+  for row in found['law']:
+    law.add_row(
+      row['prompt'],
+      str(row['gamma']),
+      str(row['n']),
+      *(
+        f'{test["statistic"]:.1f} ({test["degrees_of_freedom"]}),'
+        f' {test["p_value"]:.2g}'
+        for test in (row['first_token'], row['all_tokens'])
+      ),
+    )
+  return ids, law
