@@ -117,7 +117,7 @@ def test_a_stream_compiles_its_two_functions_once():
 # Large enough that one closed-over array would show.
 CONFIG = toy_models.TINY_T5.replace(vocab_size=300, emb_dim=32)
 DRAFT_CONFIG = CONFIG.replace(emb_dim=16, num_heads=2, num_decoder_layers=1)
-ROWS, LIMITS, GAMMA = 4, Limits(40, 1), 3
+ROWS, INPUTS, LIMITS, GAMMA = 4, 9, Limits(40, 1), 3
 CAPACITY = 48  # 1 + 40 + GAMMA + 2, in eights
 
 
@@ -133,7 +133,7 @@ def arguments(layout):
     model,
     params,
     toy_models.t5_shapes(DRAFT_CONFIG),
-    jax.ShapeDtypeStruct((ROWS, 9), jnp.int32),
+    jax.ShapeDtypeStruct((ROWS, INPUTS), jnp.int32),
     shapes_of(row_keys(0, np.arange(ROWS))),
   )
 
@@ -245,9 +245,51 @@ def cache_sized_work(text, rows=ROWS, draft=DRAFT_CONFIG):
   return found
 
 
-def test_caches_are_updated_in_place():
+@pytest.fixture(scope='module')
+def sampling_program():
   model, *args = arguments('fused')
-  text = compiled(lower(model, Sampling(), *args))
+  return compiled(lower(model, Sampling(), *args))
+
+
+def host_traffic(text):
+  """Operations inside loops that wait for the host."""
+  pattern = r' (?:infeed|outfeed|send|recv)(?:-done)?\(|callback'
+  return [line for line in in_loops(text) if re.search(pattern, line)]
+
+
+def test_loops_do_without_the_host(sampling_program):
+  assert host_traffic(sampling_program) == []
+
+  def step(i):
+    jax.debug.callback(lambda i: None, i)
+    return i + 1
+
+  talks = jax.jit(lambda i: jax.lax.while_loop(lambda i: i < 9, step, i))
+  assert host_traffic(compiled(talks.lower(0)))
+
+
+def projected_inputs(lines):
+  """Products that have a head's keys or values for every input."""
+  sizes = {
+    ROWS * INPUTS * config.num_heads * config.head_dim
+    for config in (CONFIG, DRAFT_CONFIG)
+  }
+  found = re.findall(r' = \w+\[([\d,]+)\]\S* dot\(', '\n'.join(lines))
+  products = [math.prod(map(int, dims.split(','))) for dims in found]
+  return sum(size in sizes for size in products), len(products)
+
+
+def test_inputs_are_projected_before_the_loops(sampling_program):
+  inside, products = projected_inputs(in_loops(sampling_program))
+  assert products > 20 and inside == 0
+  # Keys and values for 2 layers of the target and 1 of the draft; the queries,
+  # keys and values of the encoders are others of this size.
+  everywhere, _ = projected_inputs(sampling_program.splitlines())
+  assert everywhere >= 6
+
+
+def test_caches_are_updated_in_place(sampling_program):
+  text = sampling_program
   shapes = rf'\[\d+,({CAPACITY},8|8,{CAPACITY})\]'
   scatters = re.findall(rf'{shapes}\S* scatter\(', text)
   # Keys and values: 2 layers of the target, 1 of the draft in two places.
@@ -258,7 +300,7 @@ def test_caches_are_updated_in_place():
 def test_the_cache_of_one_row_and_one_head_is_updated_in_place():
   model, params, _, _, keys = arguments('fused')
   narrow = DRAFT_CONFIG.replace(num_heads=1)
-  inputs = jax.ShapeDtypeStruct((1, 9), jnp.int32)
+  inputs = jax.ShapeDtypeStruct((1, INPUTS), jnp.int32)
   keys = jax.ShapeDtypeStruct((1, *keys.shape[1:]), keys.dtype)
   program = lower(
     model, GREEDY, params, toy_models.t5_shapes(narrow), inputs, keys, narrow

@@ -2,11 +2,13 @@
 """The proof that users run: a good rule passes it, a broken one does not."""
 
 import dataclasses
+import io
 import json
 
 import numpy as np
 import pytest
 from scipy import stats
+import sentencepiece
 import tiny
 
 from spec_decode.data import text
@@ -26,12 +28,29 @@ SIZES = {
 
 
 def pair(tmp_path, **changes):
-  """A target with few likely tokens; the draft guesses them and others."""
+  """A target of four likely tokens; the draft guesses them and others.
+
+  Texts are spelt in letters: so few ids make thousands of samples cheap.
+  """
+  source = tiny.examples(tmp_path / 'examples.jsonl')
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.Train(
+    sentence_iterator=iter(source.read_text().splitlines()),
+    model_writer=model, model_type='char', vocab_size=64,
+    hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+    minloglevel=2,
+  )  # fmt: skip
+  letters = tmp_path / 'letters.model'
+  letters.write_bytes(model.getvalue())
+  network = dataclasses.replace(tiny.network(vocab_size=64), vocab_size=64)
+  prompts = text.Prompts('letters', str(source), str(letters), 24)
   return tiny.make(
     tmp_path,
-    draft=tiny.network('same weights'),
+    target=network,
+    draft=network,
+    prompts=prompts,
     top_k=4,
-    draft_sampling=Sampling(2.0, top_k=6, vocab_size=8000),
+    draft_sampling=Sampling(2.0, top_k=6),
     **changes,
   )
 
