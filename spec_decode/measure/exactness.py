@@ -26,9 +26,7 @@ from spec_decode.workload import Workload
 # A cell of a chi-squared test expects so many samples at least.
 LEAST_EXPECTED = 10
 
-_logits = functools.partial(jax.jit, static_argnums=0)(
-  acceptance_rate.model_logits
-)
+_logits = jax.jit(acceptance_rate.model_logits, static_argnums=0)
 
 
 def measure(

@@ -71,17 +71,27 @@ def _time_cells(times: dict[str, Any]) -> dict[str, str]:
 
 
 def _exactness(found: dict[str, Any]) -> tuple[Table, Table]:
-  """Ids a line for each batch, law a line for each prompt and gamma."""
-  ids = Table(title='Temperature 0: examples unlike plain decoding')
-  for name in ('batch size', 'padding', 'gamma', 'differing', 'logit gaps'):
+  """Ids a line for each kind of batch, law for each prompt and gamma."""
+  rows = found['ids']
+  ids = Table(
+    title=f'Temperature 0: of {rows[0]["examples"]} examples, those unlike'
+    ' plain decoding'
+  )
+  for name in (
+    'batch size',
+    'padding',
+    *(f'gamma {gamma}' for gamma in dict.fromkeys(r['gamma'] for r in rows)),
+    'logit gaps',
+  ):
     ids.add_column(name, justify='right')
-  for row in found['ids']:
+  kind = lambda row: (row['batch_size'], row['padding'])
+  for each in dict.fromkeys(map(kind, rows)):
+    alike = [row for row in rows if kind(row) == each]
+    gaps = sorted(gap for row in alike for gap in row['logit_gaps'])
     ids.add_row(
-      str(row['batch_size']),
-      str(row['padding']),
-      str(row['gamma']),
-      f'{row["differing"]} of {row["examples"]}',
-      ', '.join(f'{gap:.2g}' for gap in sorted(row['logit_gaps'])),
+      *map(str, each),
+      *(str(row['differing']) for row in alike),
+      ', '.join(f'{gap:.2g}' for gap in gaps),
     )
   law = Table(title='Samples: chi-squared (degrees of freedom), p-value')
   law.add_column('prompt', overflow='fold')
