@@ -55,10 +55,11 @@ class NGrams:
         f'Expected order in 1..{longest}, the orders of {self.path}, got'
         f' {self.order}.'
       )
-    if metadata['vocabulary'] != vocabulary.fingerprint:
+    counted = (metadata or {}).get('vocabulary')
+    if counted not in (None, vocabulary.fingerprint):
       found.append(
         f'Expected the vocabulary that {self.path} was counted with (sha256'
-        f' {metadata["vocabulary"][:12]}...), got {vocabulary.path}'
+        f' {counted[:12]}...), got {vocabulary.path}'
         f' ({vocabulary.fingerprint[:12]}...).'
       )
     return found

@@ -29,6 +29,16 @@ LEAST_EXPECTED = 10
 _logits = jax.jit(acceptance_rate.model_logits, static_argnums=0)
 
 
+def problems(workload: Workload) -> list[str]:
+  """What `measure` cannot work on."""
+  if workload.temperature > 0:
+    return []
+  return [
+    'Expected temperature > 0 for the samples, got 0. The ids are compared at 0'
+    ' whatever it is.'
+  ]
+
+
 def measure(
   workload: Workload,
   output_dir: str,
@@ -67,14 +77,9 @@ def measure(
     tests of the first token and of all tokens of a sample.
 
   Raises:
-    ValueError: the law of temperature 0 is asked for, or a part of a batch.
+    ValueError: samples that do not fill batches of `rows`.
   """
   del output_dir, earlier
-  if workload.temperature == 0:
-    raise ValueError(
-      'Expected temperature > 0 for the samples, got 0. The ids are compared'
-      ' at 0 whatever it is.'
-    )
   if num_samples % rows:
     raise ValueError(
       f'Expected num_samples to be a multiple of rows, got {num_samples} and'

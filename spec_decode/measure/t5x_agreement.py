@@ -18,6 +18,17 @@ from spec_decode.measure import exactness
 from spec_decode.workload import Workload
 
 
+def problems(workload: Workload) -> list[str]:
+  """What `measure` cannot work on."""
+  if not workload.mask and workload.temperature == 0:
+    return []
+  return [
+    'Expected temperature=0 and mask=False, got temperature ='
+    f' {workload.temperature}, mask = {workload.mask}: samples of two programs'
+    ' cannot agree, and stock T5X masks no ids.'
+  ]
+
+
 def measure(
   workload: Workload,
   output_dir: str,
@@ -39,12 +50,6 @@ def measure(
     stock's token.
   """
   del output_dir, earlier
-  if workload.mask or workload.temperature != 0:
-    raise ValueError(
-      'Expected temperature=0 and mask=False, got temperature ='
-      f' {workload.temperature}, mask = {workload.mask}: samples of two'
-      ' programs cannot agree, and stock T5X masks no ids.'
-    )
   target, limits = workload.target, workload.limits
   params = dataclasses.replace(target, layout='checkpoint').load()
   decode = stock(
