@@ -64,12 +64,15 @@ class ModelDraft:
     hidden, cache = self.model.extend(params, cache, pair, start)
     hidden = hidden[rows, length - 1 - start]
     uniforms = _uniforms(keys, self.gamma, self.sampling)
-    token, q = self._draw(params, hidden, uniforms[0], size)
+    draw = lambda hidden, uniforms: _draw(
+      self.model.logits(params, hidden), self.sampling, uniforms, size
+    )
+    token, q = draw(hidden, uniforms[0])
 
     def guess(carry, uniform):
       cache, token, position = carry
       hidden, cache = self.model.extend(params, cache, token[:, None], position)
-      token, q = self._draw(params, hidden[:, 0], uniform, size)
+      token, q = draw(hidden[:, 0], uniform)
       return (cache, token, position + 1), (token, q)
 
     (cache, _, _), (later, later_q) = lax.scan(
@@ -81,12 +84,6 @@ class ModelDraft:
       count=jnp.full_like(length, self.gamma),
       q=None if q is None else stack(q, later_q),
       cache=cache,
-    )
-
-  def _draw(self, params, hidden, uniforms, size):
-    """A token [B] and what it was drawn from, [B, V] or None if certain."""
-    return _draw(
-      self.model.logits(params, hidden), self.sampling, uniforms, size
     )
 
 

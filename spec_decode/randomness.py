@@ -3,9 +3,8 @@
 
 A row's key comes from (seed, example id), or from a hash of its inputs where
 examples have no ids. Each block of a row folds in where it starts and which
-block of the row it is, then the level of the model that draws (0 for the model
-itself, 1 for its draft, ...) and the role of the draw. No key is used for two
-roles: that would bias the output.
+block of the row it is, then the role of the draw. No key is used for two roles:
+that would bias the output.
 """
 
 import jax
@@ -16,8 +15,6 @@ Array = jax.Array
 GUESS = 0
 TEST = 1
 EXTRA = 2
-# Folded in for the random numbers of a draft that itself speculates.
-LEVEL = 3
 
 
 def row_keys(seed: int, example_ids: Array) -> Array:

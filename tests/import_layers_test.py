@@ -2,6 +2,7 @@
 """Imports only point down, and heavy packages stay at the edges."""
 
 import ast
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -15,7 +16,7 @@ PACKAGE = ROOT / 'spec_decode'
 # above it. A folder stands for all its modules.
 LAYERS = [
   ['sampling', 'randomness', 'acceptance', 'theory'],
-  ['language_model', 'autoregressive', 'speculative', 'beam_search'],
+  ['language_model', 'autoregressive', 'speculative'],
   [
     'models.layers',
     'models.kv_cache',
@@ -88,6 +89,12 @@ def entry(module):
       if module == name or module.startswith(f'{name}.'):
         return number, place
   return None
+
+
+def test_every_place_is_taken():
+  for name in itertools.chain(*LAYERS):
+    path = PACKAGE / name.replace('.', '/')
+    assert path.is_dir() or path.with_suffix('.py').is_file(), name
 
 
 def imports(path):

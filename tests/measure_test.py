@@ -144,7 +144,7 @@ def test_alpha_of_a_draft_that_is_the_target(tmp_path):
   assert 0 < other['alpha'] <= 1
 
 
-def test_costs_are_consistent():
+def test_costs_are_measured_after_prompts_of_unlike_length():
   params, draft_params = _tables()
   config = _config(Sampling(), gamma=3)
   inputs = jnp.arange(3)[:, None]
@@ -153,8 +153,23 @@ def test_costs_are_consistent():
     config, params, draft_params, inputs, 3, calls=50, prefix=4, prompt=prompt
   )
   assert found.plain_step > 0 and found.target_wide > 0
-  assert found.draft_in_loop >= 0 and found.iteration > 0
-  assert found.c == pytest.approx(found.draft_in_loop / 3 / found.plain_step)
+
+
+@pytest.mark.parametrize('together, in_loop', [(1.1, 0.3), (0.7, 0.0)])
+def test_a_guess_costs_what_it_adds_to_the_target_call(
+  monkeypatch, together, in_loop
+):
+  seconds = dict(
+    plain_step=0.5, target=0.8, draft=0.2, draft_and_target=together,
+    iteration=1.2,
+  )  # fmt: skip
+  monkeypatch.setattr(costs, 'seconds_per_call', lambda *args: seconds)
+  found = costs.costs(_config(Sampling(), gamma=3))
+  assert found.draft_in_loop == pytest.approx(in_loop)
+  assert found.c == pytest.approx(in_loop / 3 / 0.5)
+  assert found.c_alone == pytest.approx(0.2 / 3 / 0.5)
+  assert found.wide_ratio == pytest.approx(1.6)
+  assert found.overhead == pytest.approx(1.2 / (0.8 + in_loop))
 
 
 @pytest.mark.parametrize('part', ['plain_step', 'draft', 'iteration'])

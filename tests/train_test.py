@@ -62,10 +62,8 @@ def _batches(tmp_path):
   )
 
 
-def _train(tmp_path, name, steps, total=12, **kwargs):
-  schedule = train.Schedule(0.02, warmup_steps=2, decay_steps=1, steps=total)
-  if steps != total:
-    schedule = train.Schedule(0.02, 2, 1, steps)
+def _train(tmp_path, name, steps, **kwargs):
+  schedule = train.Schedule(0.02, warmup_steps=2, decay_steps=1, steps=steps)
   return train.train(
     str(tmp_path / name), tiny.network(), _batches(tmp_path), schedule,
     save_every=2, log_every=2, **kwargs,
@@ -106,6 +104,8 @@ def test_training_learns_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     for name in ('whole', 'parts')
   )
   jax.tree.map(np.testing.assert_array_equal, one, other)
+  with pytest.raises(ValueError, match='at least the 12 steps'):
+    _train(tmp_path, 'parts', 6)
 
 
 def test_a_draft_learns_its_teacher(tmp_path):

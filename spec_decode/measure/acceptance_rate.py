@@ -208,4 +208,4 @@ def measure(
         'examples': len(counts),
       }
     )
-  return {'alpha': rows[0]['alpha'], **rows[0], 'by_lenience': rows}
+  return rows[0] | {'by_lenience': rows}

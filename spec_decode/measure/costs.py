@@ -72,7 +72,7 @@ def medians(functions: dict[str, Any], repeats: int) -> dict[str, float]:
   return {name: float(np.median(values)) for name, values in times.items()}
 
 
-def _rewound(config: Speculation, state: speculative.State, steps):
+def _rewound(state: speculative.State, steps):
   """The same state, so that loops of any length do the same work."""
   sequences = state.sequences
   # Nothing ends: the cap moves out of reach and no token counts as EOS.
@@ -156,10 +156,10 @@ def loop(
         target_cache=plain.cache,
         target_calls=plain.target_calls,
       )
-      return _rewound(config, state, start + 8)
+      return _rewound(state, start + 8)
     if part == 'iteration':
       state, _ = speculative.step(config, params, draft_params, state)
-      return _rewound(config, state, start + 8)
+      return _rewound(state, start + 8)
     if part == 'target':
       return remember(*target(state, empty))
     state, proposal = draft(state)
@@ -169,7 +169,7 @@ def loop(
     return remember(state, best, proposal.q)
 
   # Cut off at the carried state: the result is small and all work is kept.
-  state = lax.fori_loop(0, calls, body, _rewound(config, state, start))
+  state = lax.fori_loop(0, calls, body, _rewound(state, start))
   return state.sequences.tokens, state.target_calls
 
 
