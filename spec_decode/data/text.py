@@ -19,9 +19,6 @@ import numpy as np
 import sentencepiece
 
 ASSETS = pathlib.Path(__file__).parent.parent / 'assets'
-# Inputs are padded to such widths: data that change a little need no new
-# compilation.
-_MULTIPLE = 16
 
 
 def resolve(path: str) -> str:
@@ -164,6 +161,11 @@ def _parse(line: str, path: pathlib.Path, number: int, targets: str) -> Example:
     ) from error
 
 
+def rounded(length: int) -> int:
+  """Up to a multiple of 16, so that near lengths share a compiled program."""
+  return -(-length // 16) * 16
+
+
 def pad(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
   """Rows of ids -> int32 [len(rows), length], cut and zero-padded."""
   out = np.zeros((len(rows), length), np.int32)
@@ -272,7 +274,7 @@ class Prompts:
   def width(self) -> int:
     """Of the inputs in every batch."""
     longest = max(len(row) for row in self._rows)
-    return min(self.input_length, -(-longest // _MULTIPLE) * _MULTIPLE)
+    return min(self.input_length, rounded(longest))
 
   def batches(self, size: int) -> Iterator[Batch]:
     """All prompts in order, in batches of `size` rows."""

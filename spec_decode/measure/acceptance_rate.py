@@ -21,6 +21,7 @@ from spec_decode import acceptance
 from spec_decode import autoregressive
 from spec_decode import randomness
 from spec_decode import sampling as sampling_lib
+from spec_decode.data import text
 from spec_decode.drafts import ModelDraft
 from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
@@ -133,7 +134,7 @@ def target_texts(
 ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
   """Text that the target generates: [(batch, tokens [B, W], lengths [B])].
 
-  Remembered: the draft has no say in it. Ends with the batch that reaches
+  W is that of the longest text, rounded up. Remembered: the draft has no say in it. Ends with the batch that reaches
   `num_tokens`.
   """
   alone = dataclasses.replace(
@@ -151,7 +152,9 @@ def target_texts(
   with bar:
     for batch in workload.prompts.batches(batch_size):
       plain: autoregressive.Result = workload.decode_plain(batch)
-      texts.append((batch, np.asarray(plain.tokens), np.asarray(plain.length)))
+      length = np.asarray(plain.length)
+      width = text.rounded(int(length.max()))
+      texts.append((batch, np.asarray(plain.tokens)[:, :width], length))
       done += int(np.sum(plain.length[: batch.count]))
       bar.update(min(done, num_tokens) - bar.n)
       if done >= num_tokens:
