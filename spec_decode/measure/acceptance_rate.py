@@ -134,8 +134,8 @@ def target_texts(
 ) -> list[tuple[Any, np.ndarray, np.ndarray]]:
   """Text that the target generates: [(batch, tokens [B, W], lengths [B])].
 
-  W is that of the longest text, rounded up. Remembered: the draft has no say in it. Ends with the batch that reaches
-  `num_tokens`.
+  W is the longest of a batch, rounded up. Remembered: the draft has no say in
+  it. Ends with the batch that reaches `num_tokens`.
   """
   alone = dataclasses.replace(
     workload,
