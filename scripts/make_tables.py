@@ -116,13 +116,15 @@ def quickstart() -> str:
   alpha, times = results['acceptance_rate'], results['walltime']
   decoded = results['generate']
   error = _with_error(alpha['alpha'], alpha['standard_error'], 3)
+  per_call = _with_error(
+    decoded['tokens_per_call'], decoded['tokens_per_call_error'], 2
+  )
   speedup = _with_error(times['speedup'], times['speedup_error'], 2)
   return (
-    f'On {tables.machine(record)}: alpha {error},'
-    f' {times["tokens_per_call"]:.2f} tokens per target call, c'
-    f' {times["c"]:.3f}, measured speed-up {speedup} ({times["examples"]}'
-    f' examples), {decoded["differing_outputs"]} of {decoded["examples"]}'
-    ' outputs unlike plain decoding.'
+    f'On {tables.machine(record)}: alpha {error}, {per_call} tokens per target'
+    f' call, c {times["c"]:.3f}, measured speed-up {speedup}'
+    f' ({times["examples"]} examples), {decoded["differing_outputs"]} of'
+    f' {decoded["examples"]} outputs unlike plain decoding.'
   )
 
 
