@@ -128,6 +128,24 @@ def quickstart() -> str:
   )
 
 
+def exactness() -> str:
+  """What the proof came to."""
+  record = _records('exactness')[-1]
+  found = record['results']['exactness']
+  differing = sum(row['differing'] for row in found['ids'])
+  tests = [
+    row[name]['p_value']
+    for row in found['law']
+    for name in ('first_token', 'all_tokens')
+  ]
+  return (
+    f'On {tables.machine(record)}: {differing} outputs differ, of'
+    f' {found["ids"][0]["examples"]} examples in {len(found["ids"])} settings'
+    f' each; {len(tests)} p-values, of {found["law"][0]["n"]} samples each,'
+    f' from {min(tests):.2g} to {max(tests):.2g}.'
+  )
+
+
 def quality() -> str:
   """BLEU or ROUGE-L of every network alone."""
   rows = []
@@ -193,6 +211,7 @@ def paper() -> str:
 SECTIONS = {
   'sample': sample,
   'quickstart': quickstart,
+  'exactness': exactness,
   'speculation': speculation,
   'quality': quality,
   't5x': t5x,

@@ -102,7 +102,7 @@ def test_the_record_is_json_and_the_tables_show_it(good, capsys, monkeypatch):
   monkeypatch.setenv('COLUMNS', '120')
   console.show(workload, {'exactness': found})
   shown = capsys.readouterr().out
-  assert 'of 3 examples' in shown
+  assert 'of 3 examples' in ' '.join(shown.split())
   lines = [line.replace('│', ' ').split() for line in shown.splitlines()]
   assert ['2', '0', '0'] in lines and ['2', '5', '0'] in lines
   for row in found['law']:

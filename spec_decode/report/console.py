@@ -78,10 +78,10 @@ def _exactness(found: dict[str, Any]) -> tuple[Table, Table]:
     ' plain decoding'
   )
   for name in (
-    'batch size',
-    'padding',
-    *(f'gamma {gamma}' for gamma in dict.fromkeys(r['gamma'] for r in rows)),
-    'logit gaps',
+    'batch',
+    'pad',
+    *(f'γ {gamma}' for gamma in dict.fromkeys(r['gamma'] for r in rows)),
+    'gaps',
   ):
     ids.add_column(name, justify='right')
   kind = lambda row: (row['batch_size'], row['padding'])
