@@ -305,9 +305,17 @@ def parse(
     f'Expected a value for {name}, got none. Give --gin.{name}=...'
     for name in _macros_without_values()
   ]
+  if not problems:
+    try:
+      gin.finalize()
+    except Exception as error:  # such as a value that a file calls required
+      problems.append(f'In the configuration: {error}')
+  _refuse(problems)
+
+
+def _refuse(problems: Sequence[str]) -> None:
   if problems:
     raise ConfigError('\n  '.join(['nothing was run:', *problems]))
-  gin.finalize()
 
 
 def _parse_file(file: str, search_paths: Sequence[str]) -> None:
@@ -346,9 +354,7 @@ def refuse_idle_scopes(entry: Callable) -> None:
   Raises:
     ConfigError: there are any.
   """
-  idle = [x for x in unreachable_bindings(entry) if '/' in x.split()[0]]
-  if idle:
-    raise ConfigError('\n  '.join(['nothing was run:', *idle]))
+  _refuse([x for x in unreachable_bindings(entry) if '/' in x.split()[0]])
 
 
 def unreachable_bindings(root: Callable) -> list[str]:

@@ -116,6 +116,11 @@ class Result(autoregressive.Result):
   beta_tested: Array  # [B], sum of beta over `tested`; NaN unless measured
 
 
+def block_room(gamma: int) -> int:
+  """Positions beyond the cap that a block may need, from the token before."""
+  return gamma + 2
+
+
 def init(
   config: Speculation,
   params: Any,
@@ -127,8 +132,9 @@ def init(
   """State before the first block; arguments as `decode`."""
   prompt, length = prompt or autoregressive.default_prompt(inputs)
   gamma = config.draft.gamma
-  # One block may start at the last committed token and run past the cap.
-  sequences = autoregressive.begin(prompt, length, config.limits, gamma + 2)
+  sequences = autoregressive.begin(
+    prompt, length, config.limits, block_room(gamma)
+  )
   capacity = sequences.tokens.shape[1]
   cache = autoregressive.prefill(
     config.target, params, inputs, prompt, capacity

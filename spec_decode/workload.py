@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job works on: a target, a draft, prompts, and how to decode them."""
 
-from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
 import functools
@@ -208,13 +207,13 @@ class Workload:
   def batches(self) -> Iterator[text.Batch]:
     return self.prompts.batches(self.batch_size)
 
-  def _length_checks(self) -> Iterator[Callable[[], None]]:
+  def _check_lengths(self) -> None:
     """Whether each network holds a prompt, what follows and a block."""
     prompt = self.prompts.width + 1 if self.prompts.continued else 1
-    room = prompt + self.max_new_tokens + self.gamma + 2
+    length = prompt + self.max_new_tokens + speculative.block_room(self.gamma)
     for network in (self.target, self.draft):
       if isinstance(network, Network):
-        yield functools.partial(network.config.check_length, room)
+        network.config.check_length(length)
 
   def problems(self) -> list[str]:
     """Everything that would stop a job, found before anything compiles."""
@@ -236,7 +235,6 @@ class Workload:
       lambda: self.limits,
       lambda: self.sampling,
       lambda: self.verify,
-      *self._length_checks(),
     ):
       try:
         build()
@@ -249,9 +247,10 @@ class Workload:
       if not isinstance(value, int) or value < least:
         found.append(f'Expected {name} >= {least}, an integer, got {value!r}.')
     if not found:
-      # What target and draft must have in common.
+      # What target and draft must have in common, and their prompts.
       try:
         self.speculation()
+        self._check_lengths()
       except ValueError as error:
         found.append(str(error))
     return found

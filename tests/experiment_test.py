@@ -188,6 +188,19 @@ def test_what_a_job_cannot_work_on_is_refused_first(binding, message, tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
+def test_a_missing_source_of_prompts_to_go_on_from_is_refused():
+  bindings = ["text.Prompts.source = 'missing.jsonl'", 'GAMMA = -1']
+  run = _parse(bindings, ['configs/runs/debian_lm.gin'])
+  with pytest.raises(experiment.ConfigError, match='missing.jsonl') as error:
+    run(only_check=True)
+  assert 'gamma >= 0' in str(error.value)
+
+
+def test_a_value_that_a_file_calls_required_is_asked_for():
+  with pytest.raises(experiment.ConfigError, match='GAMMA.*REQUIRED'):
+    _parse(['GAMMA = %gin.REQUIRED'])
+
+
 def test_texts_beyond_a_table_of_positions_are_refused_first():
   run = _parse(['MAX_NEW_TOKENS = 300'], ['configs/runs/debian_lm.gin'])
   with pytest.raises(experiment.ConfigError, match='num_positions'):
