@@ -56,13 +56,9 @@ class NGrams:
         f' {self.order}.'
       )
     counted = (metadata or {}).get('vocabulary')
-    if counted not in (None, vocabulary.fingerprint):
-      found.append(
-        f'Expected the vocabulary that {self.path} was counted with (sha256'
-        f' {counted[:12]}...), got {vocabulary.path}'
-        f' ({vocabulary.fingerprint[:12]}...).'
-      )
-    return found
+    return found + text.vocabulary_problems(
+      self.path, 'counted', counted, vocabulary.path, vocabulary.fingerprint
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,12 +100,9 @@ class Network:
       ]
     if self.path.endswith('.safetensors'):
       trained = checkpoints.load_metadata(self.path).get('vocabulary')
-      if trained not in (None, vocabulary.fingerprint):
-        found.append(
-          f'Expected the vocabulary that {self.path} was trained with (sha256'
-          f' {trained[:12]}...), got {vocabulary.path}'
-          f' ({vocabulary.fingerprint[:12]}...).'
-        )
+      found += text.vocabulary_problems(
+        self.path, 'trained', trained, vocabulary.path, vocabulary.fingerprint
+      )
     return found
 
 

@@ -42,17 +42,7 @@ from spec_decode.sampling import Sampling
 from spec_decode.speculative import Speculation
 
 VOCABULARY = seqio.PassThroughVocabulary(24, eos_id=1)
-SIZES = {
-  'vocab_size': 24,
-  'emb_dim': 16,
-  'num_heads': 2,
-  'num_encoder_layers': 1,
-  'num_decoder_layers': 1,
-  'head_dim': 8,
-  'mlp_dim': 24,
-  'mlp_activations': ('gelu', 'linear'),
-  'dropout_rate': 0.0,
-}
+SIZES = toy_models.T5_SIZES | {'vocab_size': 24, 'dropout_rate': 0.0}
 TARGET = network.T5Config(**SIZES)
 TASK, EXAMPLES, BATCH, LENGTHS = 'toy', 10, 4, {'inputs': 8, 'targets': 9}
 STEP = 1000

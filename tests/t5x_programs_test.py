@@ -19,17 +19,7 @@ from spec_decode.models import checkpoints
 from spec_decode.models import transformer
 
 ROOT = pathlib.Path(__file__).parents[1]
-SIZES = {
-  'emb_dim': 16,
-  'num_heads': 2,
-  'num_encoder_layers': 1,
-  'num_decoder_layers': 1,
-  'head_dim': 8,
-  'mlp_dim': 24,
-}
-CONFIG = transformer.T5Config(
-  vocab_size=8064, mlp_activations=('gelu', 'linear'), **SIZES
-)
+CONFIG = transformer.T5Config(vocab_size=8064, **toy_models.T5_SIZES)
 GIN = """
 from __gin__ import dynamic_registration
 
@@ -61,7 +51,7 @@ def folder(tmp_path_factory):
   sizes = [
     f'{scope}network.T5Config.{name} = {value}\n'
     for scope in ('', 'draft/')
-    for name, value in SIZES.items()
+    for name, value in toy_models.T5_SIZES.items()
   ]
   (folder / 'tiny.gin').write_text(GIN.format(folder=folder) + ''.join(sizes))
   return folder

@@ -26,15 +26,9 @@ from spec_decode.models import t5x_checkpoints
 from spec_decode.models import t5x_model
 from spec_decode.models import transformer
 
-SIZES = {
+SIZES = toy_models.T5_SIZES | {
   'vocab_size': 24,
-  'emb_dim': 16,
   'num_heads': 4,
-  'num_encoder_layers': 1,
-  'num_decoder_layers': 1,
-  'head_dim': 8,
-  'mlp_dim': 24,
-  'mlp_activations': ('gelu', 'linear'),
   'dropout_rate': 0.0,
 }
 TARGET = network.T5Config(**SIZES)

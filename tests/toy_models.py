@@ -147,6 +147,16 @@ def scripted_model() -> LanguageModel:
   return LanguageModel(start, _scripted_extend, _logits, 12)
 
 
+# Of the least T5 that has everything.
+T5_SIZES = {
+  'emb_dim': 16,
+  'num_heads': 2,
+  'num_encoder_layers': 1,
+  'num_decoder_layers': 1,
+  'head_dim': 8,
+  'mlp_dim': 24,
+  'mlp_activations': ('gelu', 'linear'),
+}
 TINY_T5 = transformer.T5Config(
   vocab_size=50,
   emb_dim=16,

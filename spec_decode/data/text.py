@@ -88,6 +88,26 @@ def fingerprint(model: bytes, extra_ids: int) -> str:
   return hashlib.sha256(model + str(extra_ids).encode()).hexdigest()
 
 
+def vocabulary_problems(
+  path: str, made: str, recorded: str | None, used: str, fingerprint: str
+) -> list[str]:
+  """Whether a file was made with the vocabulary that it is used with.
+
+  Args:
+    path: of weights or tables.
+    made: how these came about, such as 'trained'.
+    recorded: the fingerprint that the file names; None for none.
+    used: the name of the vocabulary in use.
+    fingerprint: its fingerprint.
+  """
+  if recorded in (None, fingerprint):
+    return []
+  return [
+    f'Expected the vocabulary that {path} was {made} with (sha256'
+    f' {recorded[:12]}...), got {used} ({fingerprint[:12]}...).'
+  ]
+
+
 def read(path: str, targets: str = 'targets') -> list[Example]:
   """Examples of a .jsonl or .tsv file, in order.
 
@@ -270,7 +290,7 @@ class Prompts:
       )
     return found
 
-  @property
+  @functools.cached_property
   def width(self) -> int:
     """Of the inputs in every batch."""
     longest = max(len(row) for row in self._rows)

@@ -155,7 +155,7 @@ def target_texts(
       length = np.asarray(plain.length)
       width = text.rounded(int(length.max()))
       texts.append((batch, np.asarray(plain.tokens)[:, :width], length))
-      done += int(np.sum(plain.length[: batch.count]))
+      done += int(np.sum(length[: batch.count]))
       bar.update(min(done, num_tokens) - bar.n)
       if done >= num_tokens:
         break

@@ -102,12 +102,11 @@ class NGramDraft:
 
   def check_vocabulary(self, vocabulary: seqio.Vocabulary) -> None:
     counted = (ngram.load_metadata(self.path) or {}).get('vocabulary')
-    ours = content(vocabulary)
-    if counted not in (None, ours):
-      raise ValueError(
-        f'Expected the vocabulary that {self.path} was counted with (sha256'
-        f' {counted[:12]}...), got {vocabulary} ({str(ours)[:12]}...).'
-      )
+    found = text.vocabulary_problems(
+      self.path, 'counted', counted, str(vocabulary), str(content(vocabulary))
+    )
+    if found:
+      raise ValueError(*found)
 
   def initial_variables(self, rng, input_shapes, input_types) -> Any:
     """The tables and the names, none, of their axes."""

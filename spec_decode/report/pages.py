@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One README.md and one picture per table and figure, from their records."""
 
+from collections.abc import Sequence
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 from PIL import Image
 
@@ -68,11 +70,11 @@ def write(root: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding='utf-8')
   for name, page in PAGES.items():
-    if tables.read(root, name):
+    if records := tables.read(root, name):
       page.picture(root).savefig(
         pathlib.Path(root) / name / 'picture.png',
         dpi=110,
-        metadata={'Software': None, 'Description': _digest(root, name)},
+        metadata={'Software': None, 'Description': _digest(records)},
       )
 
 
@@ -85,14 +87,15 @@ def stale(root: str) -> list[str]:
   ]
   for name in PAGES:
     picture = pathlib.Path(root) / name / 'picture.png'
-    if tables.read(root, name) and _shown(picture) != _digest(root, name):
+    records = tables.read(root, name)
+    if records and _shown(picture) != _digest(records):
       found.append(str(picture))
   return found
 
 
-def _digest(root: str, name: str) -> str:
+def _digest(records: Sequence[dict[str, Any]]) -> str:
   """Of all that a picture is drawn from; it is kept inside the file."""
-  results = [record['results'] for record in tables.read(root, name)]
+  results = [record['results'] for record in records]
   return hashlib.sha256(json.dumps(results).encode()).hexdigest()
 
 

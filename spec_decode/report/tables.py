@@ -77,8 +77,15 @@ def read(root: str, folder: str) -> list[dict[str, Any]]:
 
 
 def newest(root: str, folder: str) -> dict[str, Any]:
-  """The newest of the records that `read` gives."""
-  return max(read(root, folder), key=lambda record: record['time'])
+  """The newest of the records that `read` gives.
+
+  Raises:
+    FileNotFoundError: there is none.
+  """
+  found = read(root, folder)
+  if not found:
+    raise FileNotFoundError(f'{root}/{folder} has no record.')
+  return max(found, key=lambda record: record['time'])
 
 
 def _joined(
