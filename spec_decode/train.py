@@ -174,7 +174,7 @@ def train(
       a state that is there already is gone on from.
     network: what to train.
     batches: `from_step(step)` yields {'inputs', 'targets'}; see
-      `data.text.BucketedBatches`.
+      `data.training.BucketedBatches`.
     schedule: the learning rate and the number of steps.
     loss: one of this module's losses.
     teacher: for the losses that need one.

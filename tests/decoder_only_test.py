@@ -23,6 +23,7 @@ from spec_decode import train
 from spec_decode import workload
 from spec_decode.autoregressive import Limits
 from spec_decode.data import text
+from spec_decode.data import training
 from spec_decode.language_model import PARKED
 from spec_decode.measure import acceptance_rate
 from spec_decode.models import transformer
@@ -294,8 +295,8 @@ def test_training_on_plain_text_learns(tmp_path):
   read = functools.partial(
     text.plain, str(source), prefix='translate English to German: '
   )
-  batches = text.BucketedBatches(
-    (text.Source(read),), text.Vocabulary(), ((1, 24),), tokens_per_batch=96
+  batches = training.BucketedBatches(
+    (training.Source(read),), text.Vocabulary(), ((1, 24),), tokens_per_batch=96
   )
   batch = next(batches.from_step(0))
   assert batch['inputs'].shape == (4, 1) and batch['targets'].shape == (4, 24)

@@ -31,6 +31,7 @@ LAYERS = [
   ],
   [
     'data.text',
+    'data.training',
     'data.tasks',
     'data.prompts',
     'models.t5x_checkpoints',

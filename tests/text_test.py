@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from spec_decode.data import text
+from spec_decode.data import training
 
 
 def test_jsonl_and_tsv_give_the_same_examples(tmp_path):
@@ -111,8 +112,8 @@ def test_decoding_stops_at_the_end_and_skips_padding():
 
 def _buckets(tmp_path, **changes):
   sources = (
-    text.Source(str(tiny.examples(tmp_path / 'a.jsonl', 9))),
-    text.Source(str(tiny.examples(tmp_path / 'b.jsonl', 4)), weight=0.5),
+    training.Source(str(tiny.examples(tmp_path / 'a.jsonl', 9))),
+    training.Source(str(tiny.examples(tmp_path / 'b.jsonl', 4)), weight=0.5),
   )
   settings = dict(
     sources=sources,
@@ -120,7 +121,7 @@ def _buckets(tmp_path, **changes):
     buckets=((16, 8), (48, 48)),
     tokens_per_batch=48,
   )
-  return text.BucketedBatches(**(settings | changes))
+  return training.BucketedBatches(**(settings | changes))
 
 
 def test_training_batches_resume_where_they_stopped(tmp_path):
@@ -140,8 +141,8 @@ def test_ids_that_a_model_wrote_are_trained_on_as_they_are(tmp_path):
     ''.join(json.dumps({'inputs': 'a', 'tokens': y}) + '\n' for y in written)
   )
   sources = (
-    (text.Source(str(path), targets='tokens'), (4, 4)),
-    (text.Source(lambda: text.plain(str(path), 'tokens')), (1, 4)),
+    (training.Source(str(path), targets='tokens'), (4, 4)),
+    (training.Source(lambda: text.plain(str(path), 'tokens')), (1, 4)),
   )
   for source, bucket in sources:
     buckets = _buckets(
@@ -156,7 +157,7 @@ def test_examples_without_targets_are_not_trained_on(tmp_path):
   path = tmp_path / 'written.jsonl'
   rows = [{'id': 'a', 'tokens': [3, 1]}, {'id': 'b', 'token': [4, 1]}]
   path.write_text(''.join(json.dumps({'inputs': 'x'} | r) + '\n' for r in rows))
-  source = text.Source(str(path), targets='tokens')
+  source = training.Source(str(path), targets='tokens')
   buckets = _buckets(tmp_path, sources=(source,))
   with pytest.raises(ValueError, match="all 2 examples, got 1 .*'b'"):
     next(buckets.from_step(0))
@@ -176,8 +177,8 @@ def test_a_source_of_weight_0_is_off_and_of_2_comes_twice(tmp_path):
   path = str(tiny.examples(tmp_path / 'a.jsonl', 9))
   for weight, expected in ((0.0, 4), (2.0, 22)):
     sources = (
-      text.Source(path, weight),
-      text.Source(str(tiny.examples(tmp_path / 'b.jsonl', 4))),
+      training.Source(path, weight),
+      training.Source(str(tiny.examples(tmp_path / 'b.jsonl', 4))),
     )
     buckets = _buckets(tmp_path, sources=sources, tokens_per_batch=1)
     assert len(buckets._epoch(0)) == expected

@@ -12,6 +12,7 @@ import tiny
 
 from spec_decode import train
 from spec_decode.data import text
+from spec_decode.data import training
 from spec_decode.models import checkpoints
 from spec_decode.models import transformer
 
@@ -54,8 +55,8 @@ def test_schedule_warms_up_stays_and_falls_to_zero():
 
 
 def _batches(tmp_path):
-  return text.BucketedBatches(
-    (text.Source(str(tiny.examples(tmp_path / 'a.jsonl', 8))),),
+  return training.BucketedBatches(
+    (training.Source(str(tiny.examples(tmp_path / 'a.jsonl', 8))),),
     text.Vocabulary(),
     ((24, 24),),
     tokens_per_batch=96,
