@@ -134,14 +134,31 @@ def test_standard_error_matches_its_spread_over_resamples():
   assert np.mean([r.error for r in ratios]) == pytest.approx(spread, rel=0.15)
 
 
-def test_alpha_of_a_draft_that_is_the_target(tmp_path):
+def test_alpha_of_two_drafts_on_one_text(tmp_path, monkeypatch):
   workload = tiny.make(tmp_path, temperature=1.0)
   same = dataclasses.replace(workload, draft=workload.target)
   found = acceptance_rate.measure(same, str(tmp_path), num_tokens=8)
   assert found['alpha'] == pytest.approx(1.0, abs=1e-5)
   assert found['tokens'] >= 8
-  other = acceptance_rate.measure(workload, str(tmp_path), num_tokens=8)
-  assert 0 < other['alpha'] <= 1
+  # Another draft finds the text and the target's pass over it done.
+  with monkeypatch.context() as patch:
+    patch.delattr(type(workload), 'decode_plain')
+    patch.delattr(acceptance_rate, '_hidden')
+    other = acceptance_rate.measure(workload, str(tmp_path), num_tokens=8)
+  betas = []
+  for written in acceptance_rate.target_texts(workload, 2, 8):
+    found = acceptance_rate.betas(
+      workload.speculation(), (1.0,), *workload.params, written.batch.inputs,
+      written.tokens,
+    )[0]  # fmt: skip
+    betas += [
+      value
+      for row, length in zip(
+        np.asarray(found)[: written.batch.count], written.length
+      )
+      for value in row[:length]
+    ]
+  assert other['alpha'] == pytest.approx(np.mean(betas), rel=1e-5)
 
 
 def test_costs_are_measured_after_prompts_of_unlike_length():

@@ -51,8 +51,8 @@ class Ratio:
     return cls(float(value), float(np.sqrt(spread) / total), float(total))
 
 
-def model_logits(model, params, inputs, tokens, prompt=None):
-  """Teacher-forced logits [B, W, V] at tokens [B, W], in one call.
+def model_hidden(model, params, inputs, tokens, prompt=None):
+  """Teacher-forced hidden states [B, W, E] before tokens [B, W], in one call.
 
   `prompt` is (tokens [B, P], lengths [B]) that they follow; default one id 0.
   """
@@ -62,7 +62,12 @@ def model_logits(model, params, inputs, tokens, prompt=None):
   last = jnp.take_along_axis(prompt, length[:, None] - 1, axis=1)
   previous = jnp.concatenate([last, tokens[:, :-1]], axis=1)
   hidden, _ = model.extend(params, cache, previous, length - 1)
-  return model.logits(params, hidden)
+  return hidden
+
+
+def model_logits(model, params, *args):
+  """Teacher-forced logits [B, W, V]; arguments as `model_hidden`."""
+  return model.logits(params, model_hidden(model, params, *args))
 
 
 def draft_distributions(draft, params, inputs, tokens, size, prompt=None):
@@ -105,12 +110,16 @@ def betas(
   inputs: Any,
   tokens: jax.Array,
   prompt: tuple[jax.Array, jax.Array] | None = None,
+  hidden: jax.Array | None = None,
 ) -> jax.Array:
   """beta at every position of tokens [B, W], for each l: [len(l), B, W].
 
   Tokens follow `prompt`, as (tokens [B, P], lengths [B]); default one id 0.
+  `hidden` is the target's `model_hidden`, where it is known already.
   """
-  logits = model_logits(config.target, params, inputs, tokens, prompt)
+  if hidden is None:
+    hidden = model_hidden(config.target, params, inputs, tokens, prompt)
+  logits = config.target.logits(params, hidden)
   size = config.sampling.vocab_size or logits.shape[-1]
   q = draft_distributions(
     config.draft, draft_params, inputs, tokens, size, prompt
@@ -125,17 +134,34 @@ def betas(
   )
 
 
-# Texts of `target_texts`: one target is often measured with many drafts.
-_texts: dict[Any, list[tuple[Any, np.ndarray, np.ndarray]]] = {}
+@dataclasses.dataclass(frozen=True, eq=False)
+class TargetText:
+  """One batch of text that a target wrote, W tokens wide.
+
+  Attributes:
+    batch: what it was asked.
+    tokens: [B, W], where W holds the longest row.
+    length: [B].
+    hidden: [B, W, E], the target's `model_hidden` of it.
+  """
+
+  batch: text.Batch
+  tokens: np.ndarray
+  length: np.ndarray
+  hidden: np.ndarray
+
+
+# What `target_texts` gave: one target is often measured with many drafts.
+_texts: dict[Any, list[TargetText]] = {}
+_hidden = jax.jit(model_hidden, static_argnums=0)
 
 
 def target_texts(
   workload: Workload, batch_size: int, num_tokens: int
-) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-  """Text that the target generates: [(batch, tokens [B, W], lengths [B])].
+) -> list[TargetText]:
+  """Text that the target generates, to the batch that reaches `num_tokens`.
 
-  W is the longest of a batch, rounded up. Remembered: the draft has no say in
-  it. Ends with the batch that reaches `num_tokens`.
+  Remembered, with the target's one pass over it: the draft has no say in it.
   """
   alone = dataclasses.replace(
     workload,
@@ -148,13 +174,16 @@ def target_texts(
   if key in _texts:
     return _texts[key]
   texts, done = [], 0
+  model, params = workload.target.model, workload.params[0]
   bar = tqdm.tqdm(total=num_tokens, desc='text', unit='token', leave=None)
   with bar:
     for batch in workload.prompts.batches(batch_size):
       plain: autoregressive.Result = workload.decode_plain(batch)
       length = np.asarray(plain.length)
       width = text.rounded(int(length.max()))
-      texts.append((batch, np.asarray(plain.tokens)[:, :width], length))
+      tokens = np.asarray(plain.tokens)[:, :width]
+      hidden = _hidden(model, params, batch.inputs, tokens, batch.prompt)
+      texts.append(TargetText(batch, tokens, length, np.asarray(hidden)))
       done += int(np.sum(length[: batch.count]))
       bar.update(min(done, num_tokens) - bar.n)
       if done >= num_tokens:
@@ -189,16 +218,17 @@ def measure(
   config = workload.speculation()
   sums, counts = [], []
   size = batch_size or workload.batch_size
-  for batch, tokens, length in target_texts(workload, size, num_tokens):
+  for written in target_texts(workload, size, num_tokens):
+    batch, tokens = written.batch, written.tokens
     beta = np.asarray(
       betas(
         config, tuple(lenience), *workload.params, batch.inputs, tokens,
-        batch.prompt,
+        batch.prompt, written.hidden,
       )
     )  # fmt: skip
-    real = np.arange(tokens.shape[1]) < length[:, None]
+    real = np.arange(tokens.shape[1]) < written.length[:, None]
     sums.extend((beta * real).sum(-1).T[: batch.count])
-    counts.extend(length[: batch.count])
+    counts.extend(written.length[: batch.count])
   rows = []
   for i, each in enumerate(lenience):
     ratio = Ratio.of([s[i] for s in sums], counts)
