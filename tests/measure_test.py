@@ -167,7 +167,14 @@ def test_costs_are_measured_after_prompts_of_unlike_length():
   inputs = jnp.arange(3)[:, None]
   prompt = jnp.full((3, 4), 2), jnp.array([1, 2, 4])
   found = costs.costs(
-    config, params, draft_params, inputs, 3, calls=50, prefix=4, prompt=prompt
+    config,
+    params,
+    draft_params,
+    inputs,
+    repeats=3,
+    calls=50,
+    prefix=4,
+    prompt=prompt,
   )
   assert found.plain_step > 0 and found.target_wide > 0
 
@@ -313,3 +320,30 @@ def test_quality_of_perfect_and_unrelated_text():
     (perfect,) = quality.measure(metric, texts, texts).values()
     (bad,) = quality.measure(metric, ['x y z w', 'u v'], texts).values()
     assert perfect == pytest.approx(100, abs=1e-3) and bad < 1
+
+
+def test_benchmark_ratios_are_of_timings_that_took_turns(monkeypatch):
+  seconds = {
+    'plain_step': 0.2, 'target': 0.3, 'draft': 0.1, 'draft_and_target': 0.4,
+    'iteration': 0.5, 'plain': 0.4, 'long': 0.6, 'read': 0.1, 2: 0.8,
+  }  # fmt: skip
+  asked = []
+
+  def medians(functions, repeats):
+    asked.append(list(functions))
+    return {name: seconds[name] for name in functions}
+
+  monkeypatch.setattr(costs, 'medians', medians)
+  found = benchmark.measure(
+    '', tiny.network(), tiny.network('draft'), gamma=2, widths=(2,),
+    batch_sizes=(1, 2), capacities=(20, 24), input_length=4,
+  )  # fmt: skip
+  assert asked[2:] == [['plain', 'long', 'read', 2]]
+  assert found['wide_over_one'] == {2: pytest.approx(2.0)}
+  assert found['capacity_ratio'] == pytest.approx(1.5)
+  assert found['bandwidth_gb_s'] == pytest.approx(2**28 / 0.1 / 1e9)
+  # 20 calls in 0.4 s read so many bytes; memory gives 2**28 in 0.1 s.
+  read = found['step_megabytes'] * 1e6 * 20 / 0.4
+  assert found['bandwidth_used'] == pytest.approx(read / (2**28 / 0.1))
+  assert [row['batch_size'] for row in found['rows']] == [1, 2]
+  assert found['rows'][0]['overhead'] == pytest.approx(0.5 / 0.4)

@@ -20,13 +20,10 @@ from spec_decode.sampling import Sampling
 from spec_decode.speculative import Speculation
 from spec_decode.workload import Network
 
-
-def read_bandwidth(megabytes: int = 256, repeats: int = 7) -> float:
-  """Bytes per second at which one compiled reduction reads memory."""
-  x = jnp.ones((megabytes * 2**18,), jnp.float32)
-  total = jax.jit(jnp.sum)
-  seconds = costs_lib.medians({'sum': lambda: total(x)}, repeats)['sum']
-  return x.nbytes / seconds
+# Read to find out how fast memory is.
+_MEGABYTES = 256
+# Calls of a part per timing.
+_CALLS = 20
 
 
 def step_bytes(params: Any) -> int:
@@ -68,15 +65,15 @@ class _Pair:
       Limits(capacity, eos_id=-1),
     )
     inputs = jnp.ones((batch, self.input_length), jnp.int32)
-    return config, (*self.params, inputs, self.repeats)
+    return config, (*self.params, inputs)
 
-  def seconds(self, part: str, batch: int, gamma: int, capacity: int) -> float:
+  def thunk(self, part: str, batch: int, gamma: int, capacity: int):
     config, rest = self._arguments(batch, gamma, capacity)
-    return costs_lib.seconds_per_call(config, [part], *rest)[part]
+    return costs_lib.thunks(config, [part], *rest, calls=_CALLS)[part]
 
   def costs(self, batch: int, gamma: int, capacity: int) -> costs_lib.Costs:
     config, rest = self._arguments(batch, gamma, capacity)
-    return costs_lib.costs(config, *rest)
+    return costs_lib.costs(config, *rest, repeats=self.repeats)
 
 
 def measure(
@@ -123,18 +120,26 @@ def measure(
       if name != 'gamma':
         row[f'{name}_ms'] = 1e3 * value
     rows.append(row)
-  plain = rows[0]['plain_step_ms'] / 1e3
-  wide = {
-    w: pair.seconds('target', batch, w - 1, short) / plain for w in widths
-  }
-  bandwidth, size = read_bandwidth(), step_bytes(pair.params[0])
+  # Ratios are of timings that take turns.
+  numbers = jnp.ones((_MEGABYTES * 2**18,), jnp.float32)
+  seconds = costs_lib.medians(
+    {
+      'plain': pair.thunk('plain_step', batch, 0, short),
+      'long': pair.thunk('plain_step', batch, 0, long),
+      'read': functools.partial(jax.jit(jnp.sum), numbers),
+      **{w: pair.thunk('target', batch, w - 1, short) for w in widths},
+    },
+    repeats,
+  )
+  plain, size = seconds['plain'], step_bytes(pair.params[0])
+  bandwidth = numbers.nbytes / seconds['read']
   return {
     'target': target.name,
     'draft': draft.name,
     'bandwidth_gb_s': bandwidth / 1e9,
     'step_megabytes': size / 1e6,
-    'bandwidth_used': size / plain / bandwidth,
-    'wide_over_one': wide,
-    'capacity_ratio': pair.seconds('plain_step', batch, 0, long) / plain,
+    'bandwidth_used': size * _CALLS / plain / bandwidth,
+    'wide_over_one': {w: seconds[w] / plain for w in widths},
+    'capacity_ratio': seconds['long'] / plain,
     'rows': rows,
   }

@@ -7,6 +7,7 @@ that its calls make between target calls: in between the target pushes the
 draft's weights out of the processor's cache, so alone it looks cheaper.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -176,18 +177,17 @@ def loop(
 PARTS = ('plain_step', 'target', 'draft', 'draft_and_target', 'iteration')
 
 
-def seconds_per_call(
+def thunks(
   config: Speculation,
   parts: Sequence[str],
   params: Any,
   draft_params: Any,
   inputs: Any,
-  repeats: int = 5,
   calls: int = 20,
   prefix: int = 16,
   prompt: tuple[Any, Any] | None = None,
-) -> dict[str, float]:
-  """Median seconds of one call of each of `parts`, see `loop`.
+) -> dict[str, Callable[[], Any]]:
+  """What runs each of `parts` `calls` times, see `loop`.
 
   Rows have about `prefix` tokens after `prompt`, as in `speculative.decode`,
   and never end.
@@ -206,13 +206,19 @@ def seconds_per_call(
   state = state.replace(
     sequences=sequences.replace(length=sequences.length + prefix)
   )
-  thunks = {
+  return {
     part: functools.partial(
       loop, config, part, calls, params, draft_params, state
     )
     for part in parts
   }
-  seconds = medians(thunks, repeats)
+
+
+def seconds_per_call(
+  *args, repeats: int = 5, calls: int = 20, **kwargs
+) -> dict[str, float]:
+  """Median seconds of one call of each part; arguments as `thunks`."""
+  seconds = medians(thunks(*args, calls=calls, **kwargs), repeats)
   return {part: value / calls for part, value in seconds.items()}
 
 
