@@ -23,6 +23,7 @@ from spec_decode import autoregressive
 from spec_decode import randomness
 from spec_decode import sampling as sampling_lib
 from spec_decode import speculative
+from spec_decode.drafts import UniformDraft
 from spec_decode.speculative import Speculation
 
 
@@ -174,6 +175,8 @@ def loop(
   return state.sequences.tokens, state.target_calls
 
 
+_OF_TARGET = ('plain_step', 'target')
+_init = jax.jit(speculative.init, static_argnums=0)
 PARTS = ('plain_step', 'target', 'draft', 'draft_and_target', 'iteration')
 
 
@@ -199,19 +202,26 @@ def thunks(
   )
   config = dataclasses.replace(config, limits=limits)
   keys = randomness.row_keys(0, jnp.arange(inputs.shape[0]))
-  state = jax.jit(speculative.init, static_argnums=0)(
-    config, params, draft_params, inputs, keys, prompt
-  )
-  sequences = state.sequences
-  state = state.replace(
-    sequences=sequences.replace(length=sequences.length + prefix)
-  )
-  return {
-    part: functools.partial(
-      loop, config, part, calls, params, draft_params, state
+
+  def of(config, draft_params, parts):
+    if not parts:
+      return {}
+    state = _init(config, params, draft_params, inputs, keys, prompt)
+    sequences = state.sequences
+    state = state.replace(
+      sequences=sequences.replace(length=sequences.length + prefix)
     )
-    for part in parts
-  }
+    rest = calls, params, draft_params, state
+    return {
+      part: functools.partial(loop, config, part, *rest) for part in parts
+    }
+
+  # What the target does alone is one program for all drafts.
+  nobody = UniformDraft(config.target.vocab_size, config.draft.gamma)
+  alone = dataclasses.replace(config, draft=nobody)
+  targets = [part for part in parts if part in _OF_TARGET]
+  others = [part for part in parts if part not in _OF_TARGET]
+  return of(alone, None, targets) | of(config, draft_params, others)
 
 
 def seconds_per_call(
