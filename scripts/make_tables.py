@@ -32,8 +32,9 @@ def _records(folder: str) -> list[dict[str, Any]]:
   return found
 
 
-def _with_error(value: float, error: float, digits: int) -> str:
-  return f'{value:.{digits}f} ± {error:.{digits}f}'
+def _with_error(value: float, error: float | None, digits: int) -> str:
+  text = f'{value:.{digits}f}'
+  return text if error is None else f'{text} ± {error:.{digits}f}'
 
 
 def speculation() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -79,11 +80,25 @@ def stamp(
   }
 
 
+def _strict(value: Any) -> Any:
+  """`value` with None for floats that JSON has no number for."""
+  if isinstance(value, Mapping):
+    return {key: _strict(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [_strict(item) for item in value]
+  unknown = isinstance(value, float) and not math.isfinite(value)
+  return None if unknown else value
+
+
 def append(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-  """Adds one line; the file is created with its folder if need be."""
+  """Adds one line; the file is created with its folder if need be.
+
+  What is not a finite number, such as the error of a single example, becomes
+  null.
+  """
   path = pathlib.Path(path).expanduser()
   path.parent.mkdir(parents=True, exist_ok=True)
-  line = json.dumps(record, ensure_ascii=False, allow_nan=True)
+  line = json.dumps(_strict(record), ensure_ascii=False, allow_nan=False)
   with path.open('a', encoding='utf-8') as file:
     file.write(line + '\n')
 

@@ -18,6 +18,16 @@ def test_records_accumulate_in_order(tmp_path):
     assert record['versions']['jax']
 
 
+def test_what_is_no_number_is_null_for_every_reader(tmp_path):
+  path = tmp_path / 'records.jsonl'
+  rows = [{'error': float('nan')}, {'ratio': (float('inf'), 0.5)}]
+  records.append(path, {'rows': rows, 'count': 0, 'flag': False})
+  assert path.read_text() == (
+    '{"rows": [{"error": null}, {"ratio": [null, 0.5]}], "count": 0,'
+    ' "flag": false}\n'
+  )
+
+
 def test_a_broken_line_is_named(tmp_path):
   path = tmp_path / 'records.jsonl'
   path.write_text('{}\n{"name": "cut o')

@@ -88,7 +88,7 @@ def table5(root: str) -> Figure:
     x = [row['lenience'] for row in rows]
     style = {'color': f'C{i}', 'marker': _MARKERS[i % len(_MARKERS)]}
     axes.errorbar(
-      x, [row['alpha'] for row in rows], [row['alpha_error'] for row in rows],
+      x, _column(rows, 'alpha'), _column(rows, 'alpha_error'),
       label=f'{draft}, T={temperature:g}', **style,
     )  # fmt: skip
     axes.plot(
@@ -237,16 +237,19 @@ def _beside_published(rows, published: str, ours: str, axis: str) -> Figure:
   )
 
 
+def _column(rows, name: str) -> np.ndarray:
+  """Values of all rows, NaN where a row has none."""
+  return np.array([row.get(name) for row in rows], float)
+
+
 def _grouped(rows, label, series, axis, errors=()) -> Figure:
   """Bars side by side, one group per row."""
   figure, axes = _axes(max(6.0, 0.62 * len(rows)), 3.6)
   place = np.arange(len(rows))
   width = 0.8 / len(series)
   for i, (name, title) in enumerate(series.items()):
-    values = [row.get(name, np.nan) for row in rows]
-    error = None
-    if name in errors:
-      error = [row.get(errors[name], np.nan) for row in rows]
+    values = _column(rows, name)
+    error = _column(rows, errors[name]) if name in errors else None
     axes.bar(
       place + (i - 0.5 * (len(series) - 1)) * width, values, width, yerr=error,
       label=title, hatch=('', '//')[i % 2], edgecolor='white',
