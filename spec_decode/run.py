@@ -15,6 +15,7 @@ from absl import app
 from absl import flags
 import jax
 
+from spec_decode import configuration
 from spec_decode import experiment
 
 _FILES = flags.DEFINE_multi_string('gin_file', [], 'Gin files, in order.')
@@ -63,19 +64,19 @@ def _join(address: str, count: str = '', index: str = '') -> None:
 def main(argv: Sequence[str]) -> None:
   try:
     if len(argv) > 1:
-      raise experiment.ConfigError(f'Unknown arguments: {argv[1:]}')
+      raise configuration.ConfigError(f'Unknown arguments: {argv[1:]}')
     if not _FILES.value:
-      raise experiment.ConfigError(
+      raise configuration.ConfigError(
         'Expected --gin_file=..., got none. configs/runs has examples.'
       )
     if _PROCESSES.value:
       _join(*_PROCESSES.value)
-    paths = [*_PATHS.value, *experiment.t5x_search_paths()]
-    experiment.parse(_FILES.value, _BINDINGS.value, paths)
+    paths = [*_PATHS.value, *configuration.t5x_search_paths()]
+    configuration.parse(_FILES.value, _BINDINGS.value, paths)
     if _called:
-      experiment.refuse_idle_scopes(_called[0])
+      configuration.refuse_idle_scopes(_called[0])
     experiment.main(paths, *_called[:1])
-  except experiment.ConfigError as error:
+  except configuration.ConfigError as error:
     print(f'Refused: {error}', file=sys.stderr)
     sys.exit(2)
 

@@ -11,6 +11,7 @@ import gin
 import pytest
 import tiny
 
+from spec_decode import configuration
 from spec_decode import experiment
 from spec_decode import records
 
@@ -65,7 +66,7 @@ def _fresh_gin(monkeypatch):
 
 
 def _parse(bindings=(), files=('configs/runs/quickstart.gin',)):
-  experiment.parse(list(files), list(bindings), ['.'])
+  configuration.parse(list(files), list(bindings), ['.'])
   return gin.get_configurable(experiment.run)
 
 
@@ -114,7 +115,7 @@ def test_all_problems_come_at_once_and_before_any_work(tmp_path):
       'MAX_NEW_TOKENS = 0',
     ]
   )
-  with pytest.raises(experiment.ConfigError) as error:
+  with pytest.raises(configuration.ConfigError) as error:
     run()
   for word in (
     'missing.jsonl', 'missing.safetensors', 'also_missing', 'lenience',
@@ -136,12 +137,12 @@ def test_all_problems_come_at_once_and_before_any_work(tmp_path):
   ],
 )
 def test_mistyped_bindings_are_refused(binding, message):
-  with pytest.raises(experiment.ConfigError, match=message):
+  with pytest.raises(configuration.ConfigError, match=message):
     _parse([binding])()
 
 
 def test_a_missing_gin_file_is_refused():
-  with pytest.raises(experiment.ConfigError, match='nowhere.gin'):
+  with pytest.raises(configuration.ConfigError, match='nowhere.gin'):
     _parse(files=['configs/runs/nowhere.gin'])
 
 
@@ -158,14 +159,14 @@ def test_another_vocabulary_than_the_checkpoint_was_trained_with(tmp_path):
 
 
 def test_every_macro_without_a_value_is_named():
-  with pytest.raises(experiment.ConfigError) as error:
+  with pytest.raises(configuration.ConfigError) as error:
     _parse(files=['configs/runs/train_target.gin'])
   for name in ('TRAIN_EN_DE', 'TRAIN_SYNOPSIS', 'OUTPUT_DIR'):
     assert f'Expected a value for {name}' in str(error.value)
 
 
 def test_all_that_gin_cannot_read_is_named():
-  with pytest.raises(experiment.ConfigError) as error:
+  with pytest.raises(configuration.ConfigError) as error:
     _parse(['workload.Workload.gama = 3', 'GAMMA ='], ['nowhere.gin'])
   for word in ('gama', 'GAMMA', 'nowhere.gin'):
     assert word in str(error.value)
@@ -183,7 +184,7 @@ def test_all_that_gin_cannot_read_is_named():
 )
 def test_what_a_job_cannot_work_on_is_refused_first(binding, message, tmp_path):
   run = _parse([binding, f"OUTPUT_DIR = '{tmp_path}/out'"])
-  with pytest.raises(experiment.ConfigError, match=message):
+  with pytest.raises(configuration.ConfigError, match=message):
     run()
   assert not (tmp_path / 'out').exists()
 
@@ -191,25 +192,25 @@ def test_what_a_job_cannot_work_on_is_refused_first(binding, message, tmp_path):
 def test_a_missing_source_of_prompts_to_go_on_from_is_refused():
   bindings = ["text.Prompts.source = 'missing.jsonl'", 'GAMMA = -1']
   run = _parse(bindings, ['configs/runs/debian_lm.gin'])
-  with pytest.raises(experiment.ConfigError, match='missing.jsonl') as error:
+  with pytest.raises(configuration.ConfigError, match='missing.jsonl') as error:
     run(only_check=True)
   assert 'gamma >= 0' in str(error.value)
 
 
 def test_a_value_that_a_file_calls_required_is_asked_for():
-  with pytest.raises(experiment.ConfigError, match='GAMMA.*REQUIRED'):
+  with pytest.raises(configuration.ConfigError, match='GAMMA.*REQUIRED'):
     _parse(['GAMMA = %gin.REQUIRED'])
 
 
 def test_texts_beyond_a_table_of_positions_are_refused_first():
   run = _parse(['MAX_NEW_TOKENS = 300'], ['configs/runs/debian_lm.gin'])
-  with pytest.raises(experiment.ConfigError, match='num_positions'):
+  with pytest.raises(configuration.ConfigError, match='num_positions'):
     run(only_check=True)
 
 
 def test_one_job_twice_is_refused(tmp_path):
   job = lambda output_dir: {}
-  with pytest.raises(experiment.ConfigError, match='more than once'):
+  with pytest.raises(configuration.ConfigError, match='more than once'):
     experiment.run([job, job], str(tmp_path), 'twice')
 
 
@@ -239,7 +240,7 @@ def test_every_run_config_has_no_idle_binding(path):
   _parse([f"{name} = 'x'" for name in required], files)
   is_sweep = path.stem.startswith('tables')
   root = experiment.sweep if is_sweep else experiment.run
-  assert experiment.unreachable_bindings(root) == []
+  assert configuration.unreachable_bindings(root) == []
 
 
 @pytest.mark.parametrize('path', MODELS, ids=lambda p: p.stem)

@@ -47,6 +47,7 @@ LAYERS = [
     'measure',
     'generate',
     'convert',
+    'configuration',
     'experiment',
   ],
   ['run'],
@@ -63,7 +64,7 @@ RESTRICTED = {
   **dict.fromkeys(
     ('tensorflow', 'tensorflow_datasets', 'seqio', 't5', 't5x'), EDGES
   ),
-  'gin': ('experiment', 'run'),
+  'gin': ('configuration', 'experiment'),
   'absl': ('run',),
   'optax': ('train',),
   'flax': (*LAYERS[1], *LAYERS[2], *LAYERS[3], *LAYERS[4]),

@@ -11,6 +11,7 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from spec_decode import configuration
 from spec_decode import experiment
 from spec_decode.data import prompts
 from spec_decode.data import tasks
@@ -222,12 +223,12 @@ def test_configs_of_sentences_have_no_idle_binding(
 ):
   monkeypatch.chdir(text.ASSETS.parents[1])
   gin.clear_config()
-  experiment.parse(
+  configuration.parse(
     [f'configs/{name}.gin' for name in files],
     [*bindings, "OUTPUT_DIR = 'x'"],
     ['.'],
   )
-  assert experiment.unreachable_bindings(experiment.run) == []
+  assert configuration.unreachable_bindings(experiment.run) == []
   gin.clear_config()
 
 
@@ -277,16 +278,17 @@ def test_tensorflow_gets_no_accelerator(monkeypatch):
 def test_rows_of_the_full_size_tables_have_no_idle_binding(monkeypatch):
   import gin
 
+  from spec_decode import configuration
   from spec_decode import experiment
 
   monkeypatch.chdir(pathlib.Path(__file__).parents[1])
   gin.clear_config()
-  experiment.parse(['configs/runs/tables_t5.gin'], [], ['.'])
+  configuration.parse(['configs/runs/tables_t5.gin'], [], ['.'])
   rows = gin.query_parameter('experiment.sweep.rows')
   plan = [row for group in rows for row in group.scoped_configurable_fn()]
   # 6 pages, 12 rows of table 2, 8 more of table 3, 6 without an encoder.
   assert len(plan) == 32
   for files, bindings in plan:
     experiment._configured(files, bindings, ['.'])
-    assert experiment.unreachable_bindings(experiment.run) == []
+    assert configuration.unreachable_bindings(experiment.run) == []
   gin.clear_config()

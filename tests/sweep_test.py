@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
+from spec_decode import configuration
 from spec_decode import draft_sources
 from spec_decode import experiment
 from spec_decode import records
@@ -78,7 +79,7 @@ def test_all_rows_are_checked_before_the_first_runs(tmp_path):
     experiment.Rows(files=THEORY, choices=('CURVE = 1',), folders=('t',)),
     experiment.Rows(files='configs/runs/nowhere.gin', folders=('t',)),
   ]
-  with pytest.raises(experiment.ConfigError) as error:
+  with pytest.raises(configuration.ConfigError) as error:
     experiment.sweep([good, *bad], str(tmp_path))
   assert 'Did you mean CURVES' in str(error.value)
   assert 'nowhere.gin' in str(error.value)
@@ -90,7 +91,7 @@ def test_other_weights_are_another_row(tmp_path):
   for content in (b'one', b'two', b'one'):
     path = tmp_path / 'weights'
     path.write_bytes(content)
-    experiment.parse(['configs/runs/quickstart.gin'], [], ['.'])
+    configuration.parse(['configs/runs/quickstart.gin'], [], ['.'])
     workload = tiny.make(
       tmp_path, draft=draft_sources.NGrams('n', str(path), 9)
     )
@@ -132,7 +133,7 @@ experiment.Rows:
 """)
   monkeypatch.chdir(tmp_path)
   paths = ['conf']
-  experiment.parse(['all.gin'], [], paths)
+  configuration.parse(['all.gin'], [], paths)
   experiment.main(paths)
   assert len(records.read('table1/records.jsonl')) == 1
 
@@ -142,7 +143,7 @@ experiment.Rows:
   [('tables', 38), ('tables_replayed', 12), ('tables_replayed_base', 3)],
 )
 def test_rows_of_the_shipped_tables_have_nothing_to_correct(name, count):
-  experiment.parse([f'configs/runs/{name}.gin'], [], ['.'])
+  configuration.parse([f'configs/runs/{name}.gin'], [], ['.'])
   rows = gin.query_parameter('experiment.sweep.rows')
   plan = [row for group in rows for row in group.scoped_configurable_fn()]
   assert len(plan) == len({str(row) for row in plan})

@@ -19,6 +19,7 @@ from t5x import infer
 from t5x import models
 from t5x.examples.t5 import network
 
+from spec_decode import configuration
 from spec_decode import experiment
 from spec_decode import run
 from spec_decode import workload
@@ -72,8 +73,8 @@ def parse(files, bindings, monkeypatch):
   """Parses as a program of T5X would."""
   for name, function in (('infer', INFER), ('evaluate', EVALUATE)):
     monkeypatch.setattr(sys.modules['__main__'], name, function, raising=False)
-  paths = ['.', *experiment.t5x_search_paths()]
-  experiment.parse(list(files), list(bindings), paths)
+  paths = ['.', *configuration.t5x_search_paths()]
+  configuration.parse(list(files), list(bindings), paths)
 
 
 def bound(files, bindings, monkeypatch):
@@ -119,7 +120,7 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   if not shipped:
     bindings.append(VOCABULARY_FILE)
   arguments = bound(files, bindings, monkeypatch)
-  experiment.refuse_idle_scopes(INFER)
+  configuration.refuse_idle_scopes(INFER)
   model = arguments['model']
   assert isinstance(model, t5x_model.SpeculativeEncoderDecoderModel)
   config = model.module.config
@@ -207,8 +208,8 @@ def test_evaluation_binds_too(monkeypatch):
 def test_a_mistyped_scope_is_refused(monkeypatch):
   bindings = [*REQUIRED, 'drafft/network.T5Config.emb_dim = 3']
   parse(['configs/runs/t5x_infer_debian.gin'], bindings, monkeypatch)
-  with pytest.raises(experiment.ConfigError, match='Did you mean draft/'):
-    experiment.refuse_idle_scopes(INFER)
+  with pytest.raises(configuration.ConfigError, match='Did you mean draft/'):
+    configuration.refuse_idle_scopes(INFER)
 
 
 def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
@@ -241,7 +242,7 @@ def test_the_shipped_pair_decodes_as_stock_and_the_workload_do(
 ):
   """64 held-out examples through the gin files, to the token."""
   length, folder = 12, tmp_path / 'out'
-  experiment.parse(
+  configuration.parse(
     ['configs/runs/convert_to_t5x.gin'], [f"OUTPUT_DIR = '{tmp_path}'"], ['.']
   )
   written = gin.get_configurable(experiment.run)()['results']['convert']
@@ -272,7 +273,7 @@ def test_the_shipped_pair_decodes_as_stock_and_the_workload_do(
     functools.partial(decoding.temperature_sample, temperature=0.0),
   )
   gin.clear_config()
-  experiment.parse(
+  configuration.parse(
     ['configs/runs/quickstart.gin'],
     [
       'NUM_EXAMPLES = 64',
@@ -312,7 +313,7 @@ def small_job(name, tmp_path, *bindings):
       'transformer.T5Config.num_decoder_layers = 1',
     )
   ]
-  experiment.parse(
+  configuration.parse(
     [f'configs/runs/{name}.gin'],
     [
       f"OUTPUT_DIR = '{tmp_path}'",

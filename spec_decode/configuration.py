@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gin files, with everything wrong in them named at once.
+
+Every binding must have an effect: those that nothing can reach are refused,
+since gin itself says nothing about a mistyped scope or macro.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import difflib
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import gin
+
+
+class ConfigError(ValueError):
+  """A configuration that was refused before any work began."""
+
+
+def parse(
+  files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+) -> None:
+  """Reads gin files and bindings.
+
+  Raises:
+    ConfigError: missing files, whatever gin cannot make sense of, or, where
+      there is nothing of these, macros without a value; all that are found.
+  """
+  for path in search_paths:
+    gin.add_config_file_search_path(path)
+  problems = []
+  for place, parse_one in (
+    *((f, functools.partial(_parse_file, f, search_paths)) for f in files),
+    *((b, functools.partial(gin.parse_config, b)) for b in bindings),
+  ):
+    try:
+      parse_one()
+    except Exception as error:  # gin raises what the values raise
+      hint = ''
+      if isinstance(error, SyntaxError):
+        hint = ' Text needs quotes of its own: --gin.NAME="\'text\'".'
+      problems.append(f'In {place}: {error}{hint}')
+  problems = problems or [
+    f'Expected a value for {name}, got none. Give --gin.{name}=...'
+    for name in _macros_without_values()
+  ]
+  if not problems:
+    try:
+      gin.finalize()
+    except Exception as error:  # such as a value that a file calls required
+      problems.append(f'In the configuration: {error}')
+  _refuse(problems)
+
+
+def _refuse(problems: Sequence[str]) -> None:
+  if problems:
+    raise ConfigError('\n  '.join(['nothing was run:', *problems]))
+
+
+def _parse_file(file: str, search_paths: Sequence[str]) -> None:
+  if not any(os.path.exists(os.path.join(p, file)) for p in search_paths):
+    raise FileNotFoundError(
+      f'Expected a gin file {file!r}, found none in {list(search_paths)}.'
+    )
+  gin.parse_config_file(file)
+
+
+def _macros_without_values() -> list[str]:
+  """Names that bindings refer to as %NAME and that nothing gives a value."""
+  config = gin.config._CONFIG
+  named = {
+    scope
+    for parameters in config.values()
+    for value in parameters.values()
+    for scope, selector in _references(value, '')
+    if selector == 'gin.macro'
+  }
+  return sorted(name for name in named if (name, 'gin.macro') not in config)
+
+
+def t5x_search_paths() -> list[str]:
+  """Where the names of T5X's own gin files begin, if it is installed."""
+  package = importlib.util.find_spec('t5x')
+  folders = package.submodule_search_locations if package else []
+  return [os.path.dirname(folder) for folder in folders]
+
+
+def refuse_idle_scopes(entry: Callable) -> None:
+  """Refuses scoped bindings that nothing below a function of T5X uses.
+
+  Unscoped ones are let through: T5X's own files have some.
+
+  Raises:
+    ConfigError: there are any.
+  """
+  _refuse([x for x in unreachable_bindings(entry) if '/' in x.split()[0]])
+
+
+def unreachable_bindings(root: Callable) -> list[str]:
+  """Bindings that no path of references from `root` leads to."""
+  config = gin.config._CONFIG  # gin offers no other way to walk it
+  wanted = gin.config._REGISTRY.get_match(
+    f'{root.__module__}.{root.__name__}'
+  ) or gin.config._REGISTRY.get_match(root.__name__)
+  if wanted is None or not config:
+    return []  # called directly, without a gin file
+  reached: set[tuple[str, str]] = set()
+  queue = [('', wanted.selector)]
+  while queue:
+    scope, selector = queue.pop()
+    if (scope, selector) in reached:
+      continue
+    reached.add((scope, selector))
+    for (at, name), parameters in config.items():
+      inherits = at == scope or scope.startswith(at + '/') or not at
+      if name == selector and inherits:
+        reached.add((at, name))
+        for value in parameters.values():
+          queue.extend(_references(value, scope))
+  known = sorted({_label(*key) for key in reached})
+  found = []
+  for key in config:
+    if key not in reached and key[1] != 'gin.constant':
+      label = _label(*key)
+      near = difflib.get_close_matches(label, known, n=1)
+      hint = f' Did you mean {near[0]}?' if near else ''
+      found.append(f'{label} is bound, but nothing that runs uses it.{hint}')
+  return found
+
+
+def _label(scope: str, selector: str) -> str:
+  if selector == 'gin.macro':
+    return scope
+  return f'{scope}/{selector}' if scope else selector
+
+
+def _references(value: Any, scope: str) -> Iterable[tuple[str, str]]:
+  """(scope, selector) of every configurable inside a bound value."""
+  if isinstance(value, gin.config.ConfigurableReference):
+    inner = '/'.join(value.scoped_selector.split('/')[:-1])
+    selector = value.configurable.selector
+    # A reference without a scope of its own inherits the one around it.
+    yield (inner or (scope if selector != 'gin.macro' else ''), selector)
+  elif isinstance(value, dict):
+    for item in value.items():
+      yield from _references(list(item), scope)
+  elif isinstance(value, list | tuple):
+    for item in value:
+      yield from _references(item, scope)
