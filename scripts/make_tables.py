@@ -60,7 +60,7 @@ def speculation() -> str:
         'tokens per call': _with_error(
           times['tokens_per_call'], times['tokens_per_call_error'], 2
         ),
-        'c': f'{times["c"]:.3f}',
+        'c': _with_error(times['c'], times.get('c_error'), 3),
         'theorem 3.8': f'{times["predicted_theorem_3_8"]:.2f}',
         'from costs': f'{times["predicted_from_costs"]:.2f}',
         'measured': _with_error(times['speedup'], times['speedup_error'], 2),
@@ -97,7 +97,7 @@ def benchmark() -> str:
           'capacity 512 / 64': f'{results["capacity_ratio"]:.2f}'
           if single
           else '',
-          'c': f'{row["c"]:.3f}',
+          'c': _with_error(row['c'], row.get('c_error'), 3),
           'iteration / its calls': f'{row["overhead"]:.2f}',
         }
       )
@@ -130,7 +130,8 @@ def quickstart() -> str:
 
 def exactness() -> str:
   """What the proof came to."""
-  record = tables.newest(_EXPERIMENTS, 'exactness')
+  # With replay the rule is broken on purpose.
+  record = tables.newest(_EXPERIMENTS, 'exactness', replay=None)
   found = record['results']['exactness']
   differing = sum(row['differing'] for row in found['ids'])
   tests = [

@@ -50,7 +50,8 @@ def run(
     workload: what the jobs work on.
     record_path: where the record goes instead; several get copies.
     resume: do nothing if the record of this very configuration, with these
-      very weights, is there. Also keeps the table from the screen.
+      very weights on such a machine, is there. Also keeps the table from the
+      screen.
     only_check: stop where the work would begin.
 
   Returns:
@@ -103,8 +104,13 @@ def _run(jobs, directory, name, workload, weights, key) -> dict[str, Any]:
 
 
 def _key(weights: dict[str, str]) -> str:
-  """Says what was to be run, and with which weights."""
-  parts = [gin.config_str(), str(_MEANING), *map(str, weights.items())]
+  """Says what was to be run, with which weights and on which machine."""
+  parts = [
+    gin.config_str(),
+    str(_MEANING),
+    *map(str, weights.items()),
+    *map(str, records.hardware().items()),
+  ]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()
 
 
@@ -192,13 +198,15 @@ def sweep(
   Args:
     rows: what to run.
     experiments: has a folder with a records.jsonl per table or figure.
-    finish: called with `experiments` after the last row.
+    finish: called with `experiments` after the last row. Its module may have
+      `problems(experiments)`, what would keep it from working.
     search_paths: folders that gin files are looked up in.
 
   Raises:
     ConfigError: something is wrong with rows, named together.
   """
-  problems = unreachable_bindings(sweep)
+  check = getattr(inspect.getmodule(finish), 'problems', None)
+  problems = unreachable_bindings(sweep) + (check(experiments) if check else [])
   plan = [
     (row, [f'{experiments}/{name}/records.jsonl' for name in group.folders])
     for group in rows

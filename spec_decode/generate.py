@@ -17,8 +17,9 @@ import tqdm
 from spec_decode import speculative
 from spec_decode.autoregressive import STOPPED_BY_EOS
 from spec_decode.data import text
+from spec_decode.measure import acceptance_rate
 from spec_decode.measure import quality
-from spec_decode.measure.acceptance_rate import Ratio
+from spec_decode.measure.acceptance_rate import COUNTED
 from spec_decode.report import marks
 from spec_decode.workload import Workload
 
@@ -124,19 +125,12 @@ def _lines(workload: Workload, batch, result, first: int) -> Iterator[dict]:
 def _summary(lines: list[dict]) -> dict[str, Any]:
   """Totals, with the three measures of acceptance named apart."""
   column = lambda name: [line[name] for line in lines]
-  tested = Ratio.of(column('accepted'), column('tested'))
-  drawn = Ratio.of(column('accepted'), column('drawn'))
-  per_call = Ratio.of(column('num_tokens'), column('target_calls'))
   return {
     'examples': len(lines),
     'tokens': sum(column('num_tokens')),
     'target_calls': sum(column('target_calls')),
     'histogram': np.sum(column('histogram'), axis=0).tolist(),
-    'accepted_per_tested': tested.value,
-    'accepted_per_tested_error': tested.error,
-    'accepted_per_drawn': drawn.value,
-    'tokens_per_call': per_call.value,
-    'tokens_per_call_error': per_call.error,
+    **acceptance_rate.counts(**{name: column(name) for name in COUNTED}),
   }
 
 

@@ -39,7 +39,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-  """Commit of the source tree, with '+' when it has changes."""
+  """Commit of the source tree, with '+' when its code has changes."""
   here = pathlib.Path(__file__).parent
   git = lambda *args: subprocess.run(
     ['git', '-C', str(here), *args], capture_output=True, text=True
@@ -50,7 +50,11 @@ def _commit() -> str | None:
     mine = git('ls-files', '--error-unmatch', __file__)
     if head.returncode or mine.returncode:
       return None
-    changed = git('status', '--porcelain', '--untracked-files=no').stdout
+    # Records are no code, and a run adds to them.
+    changed = git(
+      'status', '--porcelain', '--untracked-files=no', '--', ':(top)',
+      ':(top,exclude)experiments',
+    ).stdout  # fmt: skip
   except OSError:
     return None
   return head.stdout.strip() + ('+' if changed.strip() else '')

@@ -129,6 +129,35 @@ def tokens_per_call(alpha: ArrayLike, gamma: ArrayLike) -> Float:
   return np.where(every, gamma + 1.0, tokens)[()]
 
 
+def alpha_of_tokens_per_call(tokens: ArrayLike, gamma: ArrayLike) -> Float:
+  """The alpha at which `tokens_per_call` is what was seen.
+
+  Guesses are not independent of each other, so it is not the paper's alpha: it
+  stands for it where one gamma is to be compared with others.
+
+  Args:
+    tokens: per call of the target, in [1, gamma + 1].
+    gamma: guesses per iteration, a whole number >= 1.
+
+  Returns:
+    alpha in [0, 1], in the broadcast shape.
+
+  Raises:
+    ValueError: an argument is outside the range above.
+  """
+  gamma = _whole('gamma', gamma, 1)
+  tokens, gamma = np.broadcast_arrays(np.asarray(tokens, float), gamma)
+  valid = (tokens >= 1) & (tokens <= gamma + 1)
+  remedy = 'pass tokens over target calls'
+  _require(valid, tokens, 'tokens must be in [1, gamma + 1]', remedy)
+  low, high = np.zeros(tokens.shape), np.ones(tokens.shape)
+  for _ in range(60):  # halvings, to the last bit
+    middle = (low + high) / 2
+    below = tokens_per_call(middle, gamma) < tokens
+    low, high = np.where(below, middle, low), np.where(below, high, middle)
+  return high[()]
+
+
 def oracle_tokens_per_call(alpha: ArrayLike) -> Float:
   """1 / (1 - alpha), section 3.5.
 

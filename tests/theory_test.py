@@ -168,6 +168,16 @@ def test_bound_holds_over_a_grid():
   assert (speed[~helps] <= 1 + 1e-12).all()
 
 
+def test_alpha_of_tokens_per_call_is_its_inverse():
+  alpha, gamma = np.linspace(0, 1, 21)[:, None], np.array([1, 3, 8])
+  tokens = theory.tokens_per_call(alpha, gamma)
+  np.testing.assert_allclose(
+    theory.alpha_of_tokens_per_call(tokens, gamma),
+    np.broadcast_to(alpha, tokens.shape),
+    atol=1e-9,
+  )
+
+
 def test_best_gamma_is_the_best_of_all():
   rng = np.random.default_rng(4)
   alpha = rng.uniform(0, 0.99, 300)
@@ -334,6 +344,10 @@ HALVES = [0.5, 0.5]
     (lambda: theory.speedup(np.nan, 3, 0), r'alpha .* got nan: pass'),
     (lambda: theory.speedup_bound(2, 0), r'alpha .* got 2\.0: pass'),
     (lambda: theory.operations(1.5, 3, 0), r'alpha .* got 1\.5: pass'),
+    (
+      lambda: theory.alpha_of_tokens_per_call(4.5, 3),
+      r'tokens must be in \[1, gamma \+ 1\], got 4\.5: pass',
+    ),
     (lambda: theory.best_gamma(1.5, 0), r'alpha .* got 1\.5: pass'),
     (lambda: theory.tokens_with_cutoff(1.5, 1, 1), r'alpha .* got 1\.5: pass'),
     (

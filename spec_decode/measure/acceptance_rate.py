@@ -4,7 +4,8 @@
 The target writes the text; then both models score it in one parallel pass
 each, and beta = sum_x min(p(x) / l, q(x)) is averaged over its positions
 (tables 3 and 5). Not to be mixed up with `beta_tested` of a speculative run,
-which sees only prefixes before a rejection, nor with accepted / drawn.
+which sees only prefixes before a rejection, nor with accepted / drawn; `counts`
+are of such a run.
 """
 
 import dataclasses
@@ -192,6 +193,50 @@ def target_texts(
   return texts
 
 
+COUNTED = ('num_tokens', 'target_calls', 'drawn', 'tested', 'accepted')
+
+
+def counts(num_tokens, target_calls, drawn, tested, accepted) -> dict[str, Any]:
+  """Acceptance in speculative runs, with standard errors.
+
+  Args, of each example as in `speculative.Result`:
+    num_tokens, target_calls: their ratio is what a call yields.
+    drawn: guesses.
+    tested: those up to the first rejected one of each block.
+    accepted: those that stood.
+  """
+  found = {}
+  for name, parts, wholes in (
+    ('tokens_per_call', num_tokens, target_calls),
+    ('accepted_per_tested', accepted, tested),
+    ('accepted_per_drawn', accepted, drawn),
+  ):
+    ratio = Ratio.of(parts, wholes)
+    found |= {name: ratio.value, f'{name}_error': ratio.error}
+  return found
+
+
+def _decoded(workload: Workload, batch_size: int, least: int) -> dict[str, Any]:
+  """`counts` and the mean beta of tested guesses, in a speculative run."""
+  config = workload.speculation(measure_beta=True)
+  columns = {name: [] for name in (*COUNTED, 'beta_tested')}
+  for batch in workload.prompts.batches(batch_size):
+    result = workload.decode(batch, config)
+    for name, values in columns.items():
+      field = 'length' if name == 'num_tokens' else name
+      values.extend(np.asarray(getattr(result, field))[: batch.count])
+    if len(columns['tested']) >= least:
+      break
+  beta = Ratio.of(columns.pop('beta_tested'), columns['tested'])
+  return {
+    'examples': len(columns['tested']),
+    'gamma': workload.gamma,
+    'beta_tested': beta.value,
+    'beta_tested_error': beta.error,
+    **counts(**columns),
+  }
+
+
 def measure(
   workload: Workload,
   output_dir: str,
@@ -199,6 +244,7 @@ def measure(
   num_tokens: int = 10_000,
   lenience: tuple[float, ...] = (1.0,),
   batch_size: int | None = None,
+  num_decoded: int = 0,
 ) -> dict[str, Any]:
   """alpha over `num_tokens` target-generated tokens, with its error.
 
@@ -210,9 +256,12 @@ def measure(
     lenience: levels l, the first for `alpha` itself.
     batch_size: of rows scored together, if not the workload's. It does not
       change the text.
+    num_decoded: decode so many examples with speculation too, for what really
+      was accepted.
 
   Returns:
-    For a record: per lenience alpha, standard error, tokens and examples.
+    For a record: per lenience alpha, standard error, tokens and examples; and
+    what `counts` makes of the speculative run, under 'decoded'.
   """
   del output_dir, earlier
   config = workload.speculation()
@@ -241,4 +290,7 @@ def measure(
         'examples': len(counts),
       }
     )
-  return rows[0] | {'by_lenience': rows}
+  found = rows[0] | {'by_lenience': rows}
+  if num_decoded:
+    found['decoded'] = _decoded(workload, size, num_decoded)
+  return found

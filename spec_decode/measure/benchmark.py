@@ -114,11 +114,20 @@ def measure(
   rows = []
   for size in tqdm.tqdm(batch_sizes, desc=f'benchmark {target.name}'):
     cost = pair.costs(size, gamma, short)
-    row = {'batch_size': size, 'gamma': gamma, 'c': cost.c}
-    row |= {'c_alone': cost.c_alone, 'overhead': cost.overhead}
-    for name, value in dataclasses.asdict(cost).items():
-      if name != 'gamma':
-        row[f'{name}_ms'] = 1e3 * value
+    row = {
+      'batch_size': size,
+      'gamma': gamma,
+      'c': cost.c,
+      'c_error': cost.c_error,
+      'c_alone': cost.c_alone,
+      'overhead': cost.overhead,
+    }
+    for name in (
+      'plain_step', 'draft_in_loop', 'draft_alone', 'draft_and_target',
+      'iteration',
+    ):  # fmt: skip
+      row[f'{name}_ms'] = 1e3 * getattr(cost, name)
+    row['target_wide_ms'] = 1e3 * cost.wide[gamma]
     rows.append(row)
   # Ratios are of timings that take turns.
   numbers = jnp.ones((_MEGABYTES * 2**18,), jnp.float32)

@@ -8,6 +8,8 @@ draft's weights out of the processor's cache, so alone it looks cheaper.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -32,9 +34,11 @@ class Costs:
   """Seconds of the parts of decoding, per call."""
 
   plain_step: float  # one token without speculation: T(1) and its sampling
-  target_wide: float  # target call of width gamma + 1: T(gamma + 1)
+  wide: dict[int, float]  # target call of width gamma + 1, by gamma
   draft_in_loop: float  # all gamma guesses, between target calls
+  draft_error: float  # standard error of draft_in_loop
   draft_alone: float  # the same, with nothing between
+  draft_and_target: float  # both calls of an iteration
   iteration: float  # one whole step of the speculative loop
   gamma: int
 
@@ -44,17 +48,22 @@ class Costs:
     return self.draft_in_loop / self.gamma / self.plain_step
 
   @property
+  def c_error(self) -> float:
+    return self.draft_error / self.gamma / self.plain_step
+
+  @property
   def c_alone(self) -> float:
     return self.draft_alone / self.gamma / self.plain_step
 
   @property
-  def wide_ratio(self) -> float:
-    return self.target_wide / self.plain_step
+  def wide_ratios(self) -> dict[int, float]:
+    """T(gamma + 1) / T(1), by gamma."""
+    return {g: wide / self.plain_step for g, wide in sorted(self.wide.items())}
 
   @property
   def overhead(self) -> float:
     """An iteration over its draft calls and its target call."""
-    return self.iteration / (self.draft_in_loop + self.target_wide)
+    return self.iteration / self.draft_and_target
 
 
 def _timed(function, *args) -> float:
@@ -63,14 +72,24 @@ def _timed(function, *args) -> float:
   return time.perf_counter() - began
 
 
-def medians(functions: dict[str, Any], repeats: int) -> dict[str, float]:
-  """Median seconds of each thunk, interleaved, after one warm-up each."""
+def rounds(
+  functions: Mapping[Any, Callable[[], Any]], repeats: int
+) -> dict[Any, np.ndarray]:
+  """Seconds [repeats] of each thunk, taking turns, after one warm-up each."""
   for function in functions.values():
     jax.block_until_ready(function())
   times = {name: [] for name in functions}
   for _ in range(repeats):
     for name, function in functions.items():
       times[name].append(_timed(function))
+  return {name: np.array(values) for name, values in times.items()}
+
+
+def medians(
+  functions: Mapping[Any, Callable[[], Any]], repeats: int
+) -> dict[Any, float]:
+  """Median seconds of each thunk, see `rounds`."""
+  times = rounds(functions, repeats)
   return {name: float(np.median(values)) for name, values in times.items()}
 
 
@@ -224,23 +243,47 @@ def thunks(
   return of(alone, None, targets) | of(config, draft_params, others)
 
 
-def seconds_per_call(
-  *args, repeats: int = 5, calls: int = 20, **kwargs
-) -> dict[str, float]:
-  """Median seconds of one call of each part; arguments as `thunks`."""
-  seconds = medians(thunks(*args, calls=calls, **kwargs), repeats)
-  return {part: value / calls for part, value in seconds.items()}
+def costs(
+  config: Speculation,
+  *args,
+  gammas: Iterable[int] = (),
+  repeats: int = 5,
+  calls: int = 20,
+  **kwargs,
+) -> Costs:
+  """Measures `Costs`, all parts taking turns.
 
-
-def costs(config: Speculation, *args, **kwargs) -> Costs:
-  """Measures `Costs`; arguments as `seconds_per_call`, gamma at least 1."""
-  seconds = seconds_per_call(config, PARTS, *args, **kwargs)
-  in_loop = seconds['draft_and_target'] - seconds['target']
+  Args:
+    config: what to time, gamma at least 1.
+    *args: as those of `thunks`.
+    gammas: others of which the target's call is timed.
+    repeats: of every timing.
+    calls: per timing.
+    **kwargs: as those of `thunks`.
+  """
+  own = config.draft.gamma
+  timed = thunks(config, PARTS, *args, calls=calls, **kwargs)
+  for gamma in set(gammas) - {own}:
+    draft = dataclasses.replace(config.draft, gamma=gamma)
+    other = dataclasses.replace(config, draft=draft)
+    timed[gamma] = thunks(other, ['target'], *args, calls=calls, **kwargs)[
+      'target'
+    ]
+  times = {part: t / calls for part, t in rounds(timed, repeats).items()}
+  seconds = {part: float(np.median(t)) for part, t in times.items()}
+  drafts = times['draft_and_target'] - times['target']
+  error = float('nan')
+  if repeats > 1:
+    error = float(np.std(drafts, ddof=1) / np.sqrt(repeats))
   return Costs(
     plain_step=seconds['plain_step'],
-    target_wide=seconds['target'],
-    draft_in_loop=max(in_loop, 0.0),
+    wide={own: seconds['target']}
+    | {gamma: seconds[gamma] for gamma in set(gammas) - {own}},
+    # Less than nothing is noise.
+    draft_in_loop=max(float(np.median(drafts)), 0.0),
+    draft_error=error,
     draft_alone=seconds['draft'],
+    draft_and_target=seconds['draft_and_target'],
     iteration=seconds['iteration'],
-    gamma=config.draft.gamma,
+    gamma=own,
   )

@@ -19,7 +19,7 @@ from spec_decode import autoregressive
 from spec_decode import speculative
 from spec_decode import theory
 from spec_decode.measure import costs as costs_lib
-from spec_decode.measure.acceptance_rate import Ratio
+from spec_decode.measure.acceptance_rate import counts
 from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
@@ -51,7 +51,8 @@ def measure(
     gammas: others from which the best for this machine is chosen.
 
   Returns:
-    For a record: seconds, speed-ups, c, both predictions, the best gamma.
+    For a record: seconds, speed-ups, c, both predictions, the best gamma, and
+    a warning where speculation is slower by more than the standard error.
   """
   del output_dir
   alpha = workload.replay
@@ -62,37 +63,30 @@ def measure(
   starts, timed = _starts(config), []
   for batch in tqdm.tqdm(batches, desc='walltime', unit='batch', leave=None):
     timed.append(_time(workload, config, starts, batch, repeats))
-  first = {
-    'inputs': batches[0].inputs,
-    'prompt': batches[0].prompt,
-    'repeats': repeats,
-  }
-  cost = costs_lib.costs(config, *params, **first)
-  wide = {config.draft.gamma: cost.wide_ratio}
-  for gamma in set(gammas) - set(wide) if alpha is not None else ():
-    seconds = costs_lib.seconds_per_call(
-      workload.speculation(gamma),
-      ['target'],
-      *params,
-      **first,
-    )
-    wide[gamma] = seconds['target'] / cost.plain_step
+  cost = costs_lib.costs(
+    config,
+    *params,
+    batches[0].inputs,
+    prompt=batches[0].prompt,
+    gammas=gammas,
+    repeats=repeats,
+  )
   column = lambda name: np.array([row[name] for row in timed])
   summary = {
     'examples': sum(batch.count for batch in batches),
     'gamma': workload.gamma,
     'batch_size': workload.batch_size,
     **_speedups(column),
-    **_acceptance(column),
-    **_predictions(
-      alpha, cost, Ratio.of(column('tokens'), column('calls')).value
-    ),
-    **_best_gamma(alpha, cost, wide),
+    # Counts of the timed runs, which are not alpha.
+    **counts(*map(column, ('tokens', 'calls', 'drawn', 'tested', 'accepted'))),
   }
+  per_call = summary['tokens_per_call']
+  summary |= _predictions(alpha, cost, per_call) | _best_gamma(cost, per_call)
   if workload.temperature == 0 and workload.replay is None:
     summary['differing_outputs'] = int(column('differing').sum())
-  if min(summary['predicted_from_costs'], summary['speedup']) < 1:
-    summary['warning'] = reason(summary, alpha)
+  error = summary['speedup_error']
+  if summary['speedup'] + (0.0 if np.isnan(error) else error) < 1:
+    summary['warning'] = reason(summary)
     warnings.warn(summary['warning'], stacklevel=2)
   return summary
 
@@ -187,21 +181,8 @@ def _speedups(column) -> dict[str, float]:
   }
 
 
-def _acceptance(column) -> dict[str, float]:
-  """Counts of the timed runs, which are not alpha."""
-  per_call = Ratio.of(column('tokens'), column('calls'))
-  return {
-    'tokens_per_call': per_call.value,
-    'tokens_per_call_error': per_call.error,
-    'accepted_per_tested': Ratio.of(column('accepted'), column('tested')).value,
-    'accepted_per_drawn': Ratio.of(column('accepted'), column('drawn')).value,
-  }
-
-
 def _predictions(alpha, cost, per_call) -> dict[str, Any]:
-  predicted = per_call / (
-    cost.draft_in_loop / cost.plain_step + cost.wide_ratio
-  )
+  predicted = per_call / (cost.draft_and_target / cost.plain_step)
   theorem = None
   if alpha is not None:
     theorem = float(theory.speedup(alpha, cost.gamma, cost.c))
@@ -209,53 +190,50 @@ def _predictions(alpha, cost, per_call) -> dict[str, Any]:
     'predicted_from_costs': float(predicted),
     'predicted_theorem_3_8': theorem,
     'c': cost.c,
+    'c_error': cost.c_error,
     'c_alone': cost.c_alone,
-    'wide_ratio': cost.wide_ratio,
+    'wide_ratio': cost.wide_ratios[cost.gamma],
+    'wide_ratios': {str(g): ratio for g, ratio in cost.wide_ratios.items()},
     'overhead': cost.overhead,
     'plain_step_ms': 1e3 * cost.plain_step,
-    'target_wide_ms': 1e3 * cost.target_wide,
+    'target_wide_ms': 1e3 * cost.wide[cost.gamma],
     'draft_in_loop_ms': 1e3 * cost.draft_in_loop,
     'iteration_ms': 1e3 * cost.iteration,
   }
 
 
-def _best_gamma(alpha, cost, wide: dict[int, float]) -> dict[str, Any]:
-  """By Theorem 3.8, and by what calls of each width cost here."""
-  if alpha is None:
-    return {}
+def _best_gamma(cost, per_call: float) -> dict[str, Any]:
+  """By what a block would yield and cost at each gamma; 0 if none pays."""
+  # Of the blocks that were seen, not the paper's: it is right at this gamma.
+  alpha = theory.alpha_of_tokens_per_call(per_call, cost.gamma)
   expected = {
-    gamma: float(
-      theory.tokens_per_call(alpha, gamma) / (gamma * cost.c + ratio)
-    )
-    for gamma, ratio in sorted(wide.items())
+    gamma: float(theory.tokens_per_call(alpha, gamma) / (gamma * cost.c + wide))
+    for gamma, wide in cost.wide_ratios.items()
   }
-  best = max(expected, key=expected.get, default=0)
+  best = max(expected, key=expected.get)
   return {
-    'best_gamma': int(theory.best_gamma(alpha, cost.c)),
-    'best_gamma_here': best if expected and expected[best] > 1 else 0,
-    'wide_ratios': {str(gamma): ratio for gamma, ratio in sorted(wide.items())},
+    'expected_by_gamma': {str(g): x for g, x in expected.items()},
+    'best_gamma_here': best if expected[best] > 1 else 0,
   }
 
 
-def reason(summary: dict[str, Any], alpha: float | None) -> str:
+def reason(summary: dict[str, Any]) -> str:
   """Why speculation costs more than it yields, and whether any gamma pays.
 
   Args:
-    summary: what `measure` returns; its prediction from costs or what it
-      measured is below 1.
-    alpha: that the gammas were compared by; None if they were not.
+    summary: what `measure` returns, with a speed-up below 1.
   """
   per_call, wide = summary['tokens_per_call'], summary['wide_ratio']
   steps = per_call / summary['predicted_from_costs']
-  gamma, best = summary['gamma'], summary.get('best_gamma_here')
-  advice = 'A draft closer to the target or another gamma may help.'
-  if best == 0:
+  gamma, best = summary['gamma'], summary['best_gamma_here']
+  expected = summary['expected_by_gamma']
+  if best in (0, gamma):
+    others = ', '.join(f'gamma {g} {x:.2f}x' for g, x in expected.items())
     advice = (
-      f'Nor does gamma {", ".join(summary["wide_ratios"])} at alpha {alpha:.2f}'
-      f' and c {summary["c"]:.2f}: only a closer or a cheaper draft can help.'
+      f'Expected are {others}: only a closer or a cheaper draft can help.'
     )
-  elif best not in (None, gamma):
-    advice = f'Gamma {best} should.'
+  else:
+    advice = f'Gamma {best} should give {expected[str(best)]:.2f}x.'
   return (
     f'Speculation does not pay here, measured {summary["speedup"]:.2f}x: a'
     f' block yields {per_call:.2f} tokens and costs {steps:.2f} plain steps,'

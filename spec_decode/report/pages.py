@@ -16,6 +16,17 @@ from spec_decode.report.contents import markdown
 _COMMAND = 'python -m spec_decode.run --gin_file=configs/runs/tables.gin'
 
 
+def problems(root: str) -> list[str]:
+  """What would keep `write` from working."""
+  published = pathlib.Path(root) / 'paper'
+  if published.is_dir():
+    return []
+  return [
+    f'Expected the published values in {published}, found none. Copy'
+    ' experiments/paper there.'
+  ]
+
+
 def expected(root: str) -> dict[pathlib.Path, str]:
   """Path -> text of every README.md, as the records would have it."""
   found = {}

@@ -76,13 +76,17 @@ def read(root: str, folder: str) -> list[dict[str, Any]]:
   return list(found.values())
 
 
-def newest(root: str, folder: str) -> dict[str, Any]:
-  """The newest of the records that `read` gives.
+def newest(root: str, folder: str, **workload) -> dict[str, Any]:
+  """The newest of the records that `read` gives, of those with `workload`.
 
   Raises:
     FileNotFoundError: there is none.
   """
-  found = read(root, folder)
+  found = [
+    record
+    for record in read(root, folder)
+    if workload.items() <= record['results'].get('workload', {}).items()
+  ]
   if not found:
     raise FileNotFoundError(f'{root}/{folder} has no record.')
   return max(found, key=lambda record: record['time'])
