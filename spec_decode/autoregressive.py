@@ -202,6 +202,7 @@ def step(
     params, state.cache, sequences.last_token[:, None], sequences.position
   )
   logits = model.logits(params, hidden[:, 0])
+  sampling = sampling.within(model.vocab_size)
   if sampling.greedy:
     token = sampling_lib.argmax(sampling_lib.restrict(logits, sampling))
   else:

@@ -29,14 +29,15 @@ class Sampling:
     top_k: only the k most likely ids; 0 for all.
     top_p: only the most likely ids whose mass reaches this; 1 for all.
     vocab_size: ids at or beyond it are never drawn, since tables are padded
-      beyond the real vocabulary; 0 for the whole width of the target's logits.
+      beyond the real vocabulary. None for those of the target; 0 for the
+      whole width of the target's logits.
     forbidden: ids that are never drawn; T5's padding id by default.
   """
 
   temperature: float = 1.0
   top_k: int = 0
   top_p: float = 1.0
-  vocab_size: int = 0
+  vocab_size: int | None = None
   forbidden: tuple[int, ...] = (0,)
 
   def __post_init__(self):
@@ -44,12 +45,18 @@ class Sampling:
       ('temperature', self.temperature >= 0, 'a number >= 0'),
       ('top_k', self.top_k >= 0, 'an integer >= 0 (0 for all ids)'),
       ('top_p', 0 < self.top_p <= 1, 'a number in (0, 1] (1 for all ids)'),
-      ('vocab_size', self.vocab_size >= 0, 'an integer >= 0'),
+      ('vocab_size', (self.vocab_size or 0) >= 0, 'None or an integer >= 0'),
     ):
       if not good:
         raise ValueError(
           f'Expected {name} to be {expected}, got {getattr(self, name)}.'
         )
+
+  def within(self, vocab_size: int) -> 'Sampling':
+    """The same, of a model with so many real ids unless it says otherwise."""
+    if self.vocab_size is not None:
+      return self
+    return dataclasses.replace(self, vocab_size=vocab_size)
 
   @property
   def greedy(self) -> bool:

@@ -71,6 +71,8 @@ class Speculation:
         f' {self.target.vocab_size} and {self.draft.vocab_size} ids. Train'
         ' or choose a draft with the vocabulary of the target.'
       )
+    sampling = self.sampling.within(self.target.vocab_size)
+    object.__setattr__(self, 'sampling', sampling)
 
 
 @struct.dataclass

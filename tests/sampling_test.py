@@ -313,7 +313,7 @@ def test_greedy_and_filtered():
     ({'top_k': -1}, r'top_k to be an integer >= 0 \(0 for all ids\), got -1'),
     ({'top_p': 0.0}, r'top_p to be a number in \(0, 1\] .* got 0\.0'),
     ({'top_p': 1.5}, r'top_p .* got 1\.5'),
-    ({'vocab_size': -3}, 'vocab_size to be an integer >= 0, got -3'),
+    ({'vocab_size': -3}, 'vocab_size to be None or an integer >= 0, got -3'),
   ],
 )
 def test_errors_say_expected_and_got(settings, message):

@@ -648,15 +648,19 @@ def test_prompts_of_different_lengths():
   assert_equal_trees(result, decode(config, *args, keys, (junk, length)))
 
 
-@pytest.mark.parametrize('mask', [True, False])
-def test_likely_ids_beyond_the_vocabulary_and_padding(mask):
+@pytest.mark.parametrize(
+  'sampling, mask',
+  [
+    (Sampling(0.0), True),
+    (Sampling(0.0, vocab_size=6), True),
+    (Sampling(0.0, vocab_size=0, forbidden=()), False),
+  ],
+)
+def test_likely_ids_beyond_the_vocabulary_and_padding(sampling, mask):
   # The target's logits are 9 wide, the draft's 7, of which 6 ids are real.
   params = toy_models.table_params(4, 9)
   params = {'table': params['table'].at[:, 0].add(1).at[:, 6:].add(1)}
   draft_params = {'table': toy_models.nearby(params, 1, 0.3)['table'][:, :7]}
-  sampling = Sampling(
-    0.0, vocab_size=6 if mask else 0, forbidden=(0,) if mask else ()
-  )
   gamma, limits = 3, Limits(24, -1)
   config = Speculation(TOY, ModelDraft(TOY, sampling, gamma), sampling, limits)
   keys = row_keys(0, np.arange(8))
