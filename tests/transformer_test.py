@@ -162,6 +162,38 @@ def test_padding_changes_nothing():
   assert np.abs(other[2] - together[2]).max() > 0.1
 
 
+@pytest.mark.parametrize('longest', [1, 32, 33, 64, 65, 128])
+def test_padding_beyond_the_longest_input_is_not_encoded(longest):
+  config = toy_models.TINY_T5
+  params = toy_models.t5_params(config, 4)
+  inputs = np.zeros((3, 128), np.int32)
+  inputs[:, :longest] = np.arange(longest) % 7 + 2
+  inputs[0, longest // 2 :] = 0
+  inputs[2, 0] = 0  # padding may stand anywhere
+  model = transformer.language_model(config)
+  cache = start(model, params, inputs, LENGTH)
+  whole = Transformer(config).apply(
+    {'params': params}, inputs, method=_all_keys_values
+  )
+  real = inputs > 0
+  for i, (keys, values) in enumerate(whole):
+    heads = config.num_heads
+    shown = np.repeat(real, heads, axis=0)
+    # Rows of one item: [B * H, I, D].
+    for one, other in (
+      (cache.cross_keys[i].mT, keys.mT), (cache.cross_values[i], values),
+    ):  # fmt: skip
+      np.testing.assert_allclose(one[shown], other[shown], atol=1e-5)
+  width = next(w for w in (32, 64, 128) if w >= longest)
+  assert not np.any(cache.cross_values[0][:, width:])
+  assert np.any(cache.cross_values[0][:, width - 1])
+
+
+def _all_keys_values(module, inputs):
+  encoded = module.encode(inputs, enable_dropout=False)
+  return module.decoder.cross_keys_values(encoded)
+
+
 def test_packed_examples_equal_separate_ones():
   config = toy_models.TINY_T5
   params = toy_models.t5_params(config, 6)
