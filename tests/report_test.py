@@ -32,6 +32,7 @@ TIMES = {
   'speedup': 1.2345,
   'speedup_error': 0.0456,
   'c': 0.0789,
+  'c_error': 0.0123,
   'c_alone': 0.05,
   'wide_ratio': 1.41,
   'predicted_theorem_3_8': 1.56,
@@ -66,7 +67,10 @@ def root(tmp_path):
   # One batch alone has no standard error.
   alone = TIMES | {'speedup_error': float('nan')}
   replayed = _record('T5 1.1 large', replay=0.82, walltime=alone)
-  replayed['results']['workload']['target'] = 'T5 1.1 xxl'
+  replayed['results']['workload'] |= {
+    'target': 'T5 1.1 xxl',
+    'random_weights': ['T5 1.1 xxl', 'T5 1.1 large'],
+  }
   for name in ('table2', 'table3', 'table4', 'table5'):
     records.append(tmp_path / name / 'records.jsonl', _record(**rated))
   for name in ('table2', 'table4'):
@@ -107,8 +111,10 @@ def test_numbers_come_from_records(root):
   for number in (
     '0.432 ± 0.012',
     '1.23 ± 0.05',
-    '0.079',
+    '0.079 ± 0.012',
     '1.41',
+    '+26 %',
+    '+3 %',
     '1.56',
     '1.27',
     '7 cores of Abacus',
@@ -147,6 +153,27 @@ def test_what_was_simulated_says_so(root):
   small = _row(tables.table2(root), draft='T5-small', temperature=0.0,
                task='EnDe')  # fmt: skip
   assert small['status'] == 'scaled down'
+
+
+def test_full_size_is_reproduced_only_near_the_published_value(root):
+  names = {'draft': 'T5 1.1 small', 'target': 'T5 1.1 xxl', 'task': 'WMT En-De'}
+  for alpha, status in ((0.76, 'reproduced: +1 %'), (0.11, 'differs: -85 %')):
+    rate = RATE | {'by_lenience': [RATE['by_lenience'][0] | {'alpha': alpha}]}
+    record = _record(acceptance_rate=rate)
+    record['results']['workload'] |= names
+    records.append(f'{root}/table3/records.jsonl', record)
+    rows = [r for r in tables.table3(root) if r.get('alpha') == alpha]
+    assert [row['status'] for row in rows] == [status]
+
+
+def test_figures_of_a_simulation_say_so(root):
+  record = records.read(f'{root}/figure1/records.jsonl')[-1]
+  record['results']['workload']['replay'] = 0.5
+  record['time'] = '2026-01-02T00:00:00+00:00'
+  records.append(f'{root}/figure1/records.jsonl', record)
+  found = {path.parent.name: t for path, t in pages.expected(root).items()}
+  assert 'Status: simulated: accepted at 0.5' in found['figure1']
+  assert '(figure1/README.md) | simulated' in pages.index(root)
 
 
 def test_the_newest_record_counts(root):

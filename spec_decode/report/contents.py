@@ -47,7 +47,7 @@ def number(name: str, digits: int = 2, error: str | None = None) -> Cell:
     if isinstance(value, str):
       return value
     text = f'{value:.{digits}f}' if digits else f'{value:g}'
-    if error and row.get(error):
+    if error and row.get(error) is not None:
       text += f' ± {row[error]:.{digits}f}'
     return text
 
@@ -64,6 +64,17 @@ def _settings(name: str) -> Cell:
   )
 
 
+def _off(prediction: str) -> Cell:
+  """How far a prediction is from the measured speed-up, in per cent."""
+
+  def cell(row: tables.Row) -> str:
+    if row.get(prediction) is None:
+      return ''
+    return f'{100 * (row[prediction] / row["speedup"] - 1):+.0f} %'
+
+  return cell
+
+
 _COMMON = {
   'task': number('task'),
   'draft': number('draft'),
@@ -74,6 +85,17 @@ _ALPHA = {
   'our α': number('alpha', 3, 'alpha_error'),
   'tokens': number('tokens', 0),
   'examples': number('examples', 0),
+}
+_DECODED = {
+  'γ': number('gamma', 0),
+  'accepted / tested': number(
+    'accepted_per_tested', 2, 'accepted_per_tested_error'
+  ),
+  'accepted / drawn': number(
+    'accepted_per_drawn', 2, 'accepted_per_drawn_error'
+  ),
+  'tokens per call': number('tokens_per_call', 2, 'tokens_per_call_error'),
+  'decoded': number('decoded', 0),
 }
 _END = {
   'our pair': number('pair'),
@@ -104,7 +126,8 @@ _BY_STRENGTH = (
 def _table3(root: str) -> str:
   """The rows, and whether stronger drafts have larger alpha."""
   body = _table(
-    tables.table3, {'target': number('target')} | _COMMON | _ALPHA | _END
+    tables.table3,
+    {'target': number('target')} | _COMMON | _ALPHA | _DECODED | _END,
   )(root)
   groups: dict[tuple, dict[str, float]] = {}
   for row in tables.table3(root):
@@ -134,13 +157,16 @@ def _table4(root: str) -> str:
       'expected': number('published_expected', 1),
       'measured': number('published_measured', 1),
       'our γ': number('gamma', 0),
-      'c': number('c', 3),
+      'c': number('c', 3, 'c_error'),
       'c alone': number('c_alone', 3),
       'T(γ+1)/T(1)': number('wide_ratio'),
       'α': number('alpha', 3, 'alpha_error'),
+      'tokens per call': number('tokens_per_call', 2, 'tokens_per_call_error'),
       'Theorem 3.8': number('predicted_theorem_3_8'),
       'from costs': number('predicted_from_costs'),
       'our measured': number('speedup', 2, 'speedup_error'),
+      'off by, theorem': _off('predicted_theorem_3_8'),
+      'off by, costs': _off('predicted_from_costs'),
       'best γ here': number('best_gamma_here', 0),
       'examples': number('examples', 0),
     }
@@ -156,11 +182,7 @@ def _table4(root: str) -> str:
     for row in rows
     if 'published_expected' in row
   }.values()
-  ours = [
-    row
-    for row in rows
-    if 'speedup' in row and not row['status'].startswith('simulated')
-  ]
+  ours = [row for row in rows if 'speedup' in row and not tables.simulated(row)]
   by_theorem = near('predicted_theorem_3_8', 'speedup', ours)
   by_costs = near('predicted_from_costs', 'speedup', ours)
   in_paper = near('published_expected', 'published_measured', published)
@@ -206,7 +228,7 @@ def _figure1(root: str) -> str:
     f'{_pair(result)}:'
     f' {len(result["blocks"])} target calls for {tokens} tokens (the'
     f" paper's example: 9 for 38), n = 1 example, {tables.machine(record)}."
-    f' Status: scaled down.\n\n{sample(root)}'
+    f' Status: {tables.status(root, record)}.\n\n{sample(root)}'
   )
 
 
@@ -232,8 +254,9 @@ def _figure5(root: str) -> str:
   return (
     f'{work["target"]} with {work["draft"]}, {work["task"]}, temperature'
     f' {work["temperature"]:g}; n = 1 example, {tables.machine(record)}.'
-    ' Status: scaled down. "ms" is a run without the profiler; the other times'
-    f' are under it, which makes them longer.\n\n{markdown(rows)}'
+    f' Status: {tables.status(root, record)}. "ms" is a run without the'
+    ' profiler; the other times are under it, which makes them longer.\n\n'
+    f'{markdown(rows)}'
   )
 
 
@@ -246,7 +269,7 @@ def _curves(root: str, folder: str) -> str:
   ]
   return (
     f'Status: reproduced, from `spec_decode/theory.py` ({"; ".join(curves)}).'
-    ' No error: nothing is sampled.'
+    ' Nothing is sampled or timed: no n, no error, the same on any hardware.'
   )
 
 
@@ -263,6 +286,8 @@ PAGES = {
         'operations': number('operations'),
         'published speed': number('published_speed'),
         'speed': number('speed'),
+        'n': number('n'),
+        'hardware': number('hardware'),
         'status': number('status'),
       },
     ),
@@ -292,7 +317,11 @@ PAGES = {
   'table3': Page(
     'Table 3: α',
     'Mean of Σ min(p, q) over text that the target generated, both models'
-    ' teacher-forced. ± is one standard error, examples being the clusters.',
+    ' teacher-forced. ± is one standard error, examples being the clusters.'
+    ' The columns from γ on are counts of a speculative run over so many'
+    ' examples. At temperature 0 the rows without an encoder go on from the'
+    ' first 8 tokens of a text, since unconditional greedy samples are all'
+    ' alike; the published ones there are unconditional.',
     _table3,
     figures.table3,
   ),
@@ -301,8 +330,9 @@ PAGES = {
     'Two predictions of the measured speed-up: Theorem 3.8 with our α and c, as'
     ' in the paper; and tokens per call of the timed runs over what a block'
     ' costs, (γ c + T(γ+1)/T(1)). c is measured inside the loop; "c alone" is'
-    ' the draft by itself. "best γ here" is the best of 1, 3 and 7 for these'
-    ' costs, 0 where none pays.',
+    ' the draft by itself, ± one standard error over repeats. "best γ here" is'
+    ' the best of 1, 3 and 7 for these costs if guesses were as often right as'
+    ' in the timed runs, 0 where none pays.',
     _table4,
     figures.table4,
   ),

@@ -37,11 +37,15 @@ def _axes(width=6.0, height=3.4, **kwargs):
 
 
 def table1(root: str) -> Figure:
-  """Operations and speed, ours over the published."""
+  """Operations and speed, ours beside the published."""
   return _grouped(
     [row for row in tables.table1(root) if 'speed' in row],
     lambda row: f'α {row["alpha"]:g}\nγ {row["gamma"]}',
-    {'speed': 'speed', 'operations': 'operations'},
+    {
+      f'{prefix}{name}': f'{word}{name}'
+      for name in ('speed', 'operations')
+      for prefix, word in (('published_', 'published '), ('', ''))
+    },
     'factor over standard decoding',
   )
 
@@ -59,12 +63,17 @@ def table4(root: str) -> Figure:
   """Both predictions against the measured speed-up."""
   rows = _measured(tables.table4(root), 'speedup')
   figure, axes = _axes(4.6, 4.2)
-  measured = [row['speedup'] for row in rows]
-  for name, label, marker in (
-    ('predicted_theorem_3_8', 'Theorem 3.8', 'o'),
-    ('predicted_from_costs', 'from measured costs', 'x'),
+  for name, label, markers in (
+    ('predicted_theorem_3_8', 'Theorem 3.8', 'os'),
+    ('predicted_from_costs', 'from measured costs', 'x+'),
   ):
-    axes.plot(measured, [row[name] for row in rows], marker, label=label)
+    for simulated, marker in zip((False, True), markers):
+      some = [row for row in rows if tables.simulated(row) == simulated]
+      if some:
+        axes.plot(
+          _column(some, 'speedup'), _column(some, name), marker,
+          label=label + simulated * ', simulated',
+        )  # fmt: skip
   low, high = axes.get_xlim()
   line = np.linspace(min(low, 0.5), high, 2)
   axes.plot(line, line, color='black', linewidth=0.8, label='equal')
@@ -223,7 +232,8 @@ def _measured(rows: Sequence[tables.Row], name: str) -> list[tables.Row]:
 
 def _pair_label(row: tables.Row) -> str:
   draft = row['draft'].replace(' (', '\n(')  # the size on its own line
-  return f'{row["task"]}\n{draft}\nT={row["temperature"]:g}'
+  simulated = '\nsimulated' if tables.simulated(row) else ''
+  return f'{row["task"]}\n{draft}\nT={row["temperature"]:g}{simulated}'
 
 
 def _beside_published(rows, published: str, ours: str, axis: str) -> Figure:

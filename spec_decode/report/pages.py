@@ -67,7 +67,9 @@ def _statuses(root: str, name: str) -> str:
   if not tables.read(root, name):
     return 'not run'
   if not name.startswith('table'):
-    return 'scaled down' if name in ('figure1', 'figure5') else 'reproduced'
+    record = tables.newest(root, name)
+    decoded = 'workload' in record['results']
+    return tables.status(root, record) if decoded else 'reproduced'
   counts: dict[str, int] = {}
   for row in getattr(tables, name)(root):
     status = row['status'].partition(':')[0]

@@ -16,6 +16,9 @@ from spec_decode import records
 
 Row = dict[str, Any]
 _SCALED_DOWN = 'scaled down'  # measured on a smaller pair
+_FULL_SIZE = 'full size'
+# How far a reproduced value may be from the published one.
+_NEAR = 0.1
 
 
 def table1(root: str) -> list[Row]:
@@ -32,7 +35,7 @@ def table1(root: str) -> list[Row]:
     if key in found:
       ours, record = found[key]
       row |= {'operations': ours['operations'], 'speed': ours['speed']}
-      row |= {'status': _exact(row), 'hardware': 'theory'}
+      row |= {'status': _exact(row), 'n': 'exact', 'hardware': 'any'}
     rows.append({'status': 'not run: not measured yet'} | row)
   return rows
 
@@ -104,15 +107,11 @@ def _joined(
   ours = []
   for record in read(root, folder):
     work = record['results']['workload']
-    same = all(
-      names.get(work[k], {}).get('same') == 'yes'
-      for k in ('task', 'target', 'draft')
-    )
     common = {
       'temperature': work['temperature'],
       'pair': f'{work["task"]}: {work["target"]}, {work["draft"]}',
       'hardware': machine(record),
-      'status': _status(work['replay'], same),
+      'status': status(root, record),
     } | {
       k: names.get(work[k], {}).get('paper', work[k])
       for k in ('target', 'task', 'draft')
@@ -129,10 +128,11 @@ def _joined(
     used.update(matching)
     reason = _reason(root, published)
     for mine in (ours[i] for i in matching):
-      status = mine['status']
-      if reason and status == _SCALED_DOWN:
-        status = f'{status}: {reason}'
-      rows.append(mine | row | {'status': status})
+      both = mine | row
+      both['status'] = _beside(both)
+      if reason and both['status'] == _SCALED_DOWN:
+        both['status'] += f': {reason}'
+      rows.append(both)
     if not matching:
       rows.append(row | {'status': f'not run: {reason or "not measured yet"}'})
   return rows + [mine for i, mine in enumerate(ours) if i not in used]
@@ -143,9 +143,9 @@ def _walltime(results: dict[str, Any]) -> list[Row]:
   names = (
     'gamma', 'speedup', 'speedup_error', 'c', 'c_alone', 'wide_ratio',
     'predicted_theorem_3_8', 'predicted_from_costs', 'tokens_per_call',
-    'best_gamma_here', 'examples',
+    'tokens_per_call_error', 'c_error', 'best_gamma_here', 'examples',
   )  # fmt: skip
-  row = {name: times[name] for name in names}
+  row = {name: times.get(name) for name in names}
   if rate:
     row |= {'alpha': rate['alpha'], 'alpha_error': rate['standard_error']}
   else:
@@ -167,13 +167,47 @@ def _alphas_by_lenience(results: dict[str, Any]) -> list[Row]:
 
 
 def _alphas(results: dict[str, Any]) -> list[Row]:
-  return _alphas_by_lenience(results)[:1]
+  row = _alphas_by_lenience(results)[0]
+  decoded = results['acceptance_rate'].get('decoded')
+  if decoded is None:
+    return [row]
+  # `examples` are those that alpha is of.
+  return [decoded | row | {'decoded': decoded['examples']}]
 
 
-def _status(replay: float | None, same: bool) -> str:
-  if replay is not None:
-    return f'simulated: random weights, accepted at {replay:g}'
-  return 'reproduced' if same else _SCALED_DOWN
+def status(root: str, record: dict[str, Any]) -> str:
+  """What a record of decoding is, beside what was published."""
+  work = record['results']['workload']
+  if work.get('replay') is not None:
+    random = 'random weights, ' if work.get('random_weights') else ''
+    return f'simulated: {random}accepted at {work["replay"]:g}'
+  names = {row['ours']: row for row in _csv(root, 'names')}
+  same = all(
+    names.get(work[k], {}).get('same') == 'yes'
+    for k in ('task', 'target', 'draft')
+  )
+  return _FULL_SIZE if same else _SCALED_DOWN
+
+
+def simulated(row: Row) -> bool:
+  """Whether a row is not of real acceptance."""
+  return row['status'].startswith('simulated')
+
+
+def _beside(row: Row) -> str:
+  """The status of a row with its published values."""
+  if row['status'] != _FULL_SIZE:
+    return row['status']
+  for ours, published in (
+    ('speedup', 'published_speed'),
+    ('speedup', 'published_measured'),
+    ('alpha', 'published_alpha'),
+  ):
+    if row.get(ours) is not None and published in row:
+      off = row[ours] / row[published] - 1
+      found = 'reproduced' if abs(off) <= _NEAR else 'differs'
+      return f'{found}: {100 * off:+.0f} %'
+  return row['status']
 
 
 def _exact(row: Row) -> str:
