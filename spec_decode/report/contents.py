@@ -119,7 +119,8 @@ def _table(rows: Callable[[str], list[tables.Row]], columns: dict[str, Cell]):
 
 
 _BY_STRENGTH = (
-  'Unigram', 'Bigram', 'GPT-like (6M)', 'T5-small', 'T5-base', 'T5-large'
+  'Unigram', 'Bigram', 'Trigram', 'GPT-like (6M)', 'T5-small', 'T5-base',
+  'T5-large',
 )  # fmt: skip
 
 
