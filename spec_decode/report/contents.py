@@ -219,6 +219,8 @@ def _figure5(root: str) -> str:
       kind: 1e3 * sum(end - begin for k, begin, end in spans if k == kind)
       for kind in figures.CALLS
     }
+    begin, end = spans[0][1], spans[-1][2]
+    total['between'] = 1e3 * (end - begin) - sum(total.values())
     rows.append(
       {
         'γ': str(line['gamma']) if line['gamma'] else 'standard',
@@ -232,8 +234,11 @@ def _figure5(root: str) -> str:
   return (
     f'{work["target"]} with {work["draft"]}, {work["task"]}, temperature'
     f' {work["temperature"]:g}; n = 1 example, {tables.machine(record)}.'
-    ' Status: scaled down. "ms" is a run without the profiler; the other times'
-    f' are under it, which makes them longer.\n\n{markdown(rows)}'
+    ' Status: scaled down. "ms" is a run without the profiler; the columns'
+    ' after it are of another run, under it. A draft call lasts until the next'
+    ' call begins, so drawing its guess is in it. "between" is what lies'
+    ' between the calls: the test of the guesses, the extra token, bookkeeping.'
+    f'\n\n{markdown(rows)}'
   )
 
 

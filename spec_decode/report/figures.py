@@ -202,7 +202,10 @@ def figure5(root: str) -> Figure:
     [f'γ = {line["gamma"]}' if line['gamma'] else 'standard' for line in lines],
   )
   axes.invert_yaxis()
-  axes.set(xlabel='milliseconds, under the profiler')
+  axes.set(
+    xlabel='milliseconds, under the profiler; white: the test of the guesses,'
+    ' bookkeeping'
+  )
   axes.legend(
     fontsize=8, ncols=4, loc='upper center', bbox_to_anchor=(0.5, 1.3)
   )
