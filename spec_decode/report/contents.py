@@ -236,8 +236,9 @@ def _figure5(root: str) -> str:
     f' {work["temperature"]:g}; n = 1 example, {tables.machine(record)}.'
     ' Status: scaled down. "ms" is a run without the profiler; the columns'
     ' after it are of another run, under it. A draft call lasts until the next'
-    ' call begins, so drawing its guess is in it. "between" is what lies'
-    ' between the calls: the test of the guesses, the extra token, bookkeeping.'
+    ' call begins, so drawing its guess is in it. "between" is what neither'
+    ' model does: setting up, the test of the guesses, the extra token,'
+    ' bookkeeping.'
     f'\n\n{markdown(rows)}'
   )
 

@@ -153,8 +153,8 @@ tr.on, .t.on { background: #fff3c4; }
 .t:focus { outline: 2px solid #222; }
 svg { width: 100%; height: 5rem; background: #f6f6f6; display: block; }
 .call.on { stroke: #222; stroke-width: 1.5; }
-.axis { display: flex; justify-content: space-between; margin: .2rem 0;
-  font-size: .8rem; color: #555; }
+.axis { display: flex; justify-content: space-between; gap: 1rem;
+  margin: .2rem 0; font-size: .8rem; color: #555; }
 #said { position: sticky; top: 0; background: #fff; padding: .4rem 0;
   min-height: 1.5rem; border-bottom: 1px solid #ddd; }
 </style>
