@@ -26,9 +26,23 @@ def workload(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def found(workload, tmp_path_factory):
+def profiled():
+  """The events of the profile that `found` makes."""
+  return []
+
+
+@pytest.fixture(scope='module')
+def found(workload, profiled, tmp_path_factory):
   folder = tmp_path_factory.mktemp('page')
-  result = trace.measure(workload, str(folder), example=1)
+  spans = timeline.spans
+
+  def noting(events, scopes):
+    profiled.extend(events)
+    return spans(events, scopes)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(timeline, 'spans', noting)
+    result = trace.measure(workload, str(folder), example=1)
   return result, (folder / 'trace.html').read_text(encoding='utf-8')
 
 
@@ -49,14 +63,29 @@ def test_blocks_are_those_of_the_decode(workload, found):
   total = sum(token['beta'] for token in tested)
   assert total == pytest.approx(result.beta_tested[0], abs=1e-4)
   for block in blocks:
-    assert all(0 < token['q'] <= 1 for token in block if 'q' in token)
+    *guesses, last = block
     assert all(0 <= token['p'] <= 1 for token in block)
+    if last['what'] == 'correction':
+      (rejected,) = [t for t in guesses if t['what'] == 'rejected']
+      assert last['beta'] == rejected['beta']
+      # Drawn from norm(max(0, p - q)).
+      assert 0 <= last['q'] < last['p']
+    elif last['what'] == 'bonus':
+      assert 'q' not in last and 'beta' not in last
+    else:
+      guesses.append(last)
+    assert all(0 < token['q'] <= 1 for token in guesses)
 
 
 def test_the_page_shows_every_token_and_call(found):
   result, page = found
   tokens = [token for block in result['blocks'] for token in block]
-  assert page.count('data-said="“') == len(tokens)
+  kept = sum(t['what'] in ('accepted', 'correction', 'bonus') for t in tokens)
+  # A line per call has them all, the text those that stayed.
+  assert page.count('tabindex="0" data-call=') == len(tokens) + kept
+  assert len(re.findall('title="“.*?; p = .*?; call ', page)) == (
+    len(tokens) + kept
+  )
   assert page.count('<tr data-call') == len(result['blocks'])
   assert not re.search(r'(src|href)=', page)  # self-contained
 
@@ -83,6 +112,48 @@ def test_every_call_has_a_span(found):
   assert all(begin < end for _, begin, end in profile['spans'])
 
 
+def test_calls_cover_their_blocks(found, profiled):
+  """No product is outside, whatever XLA called it, and little between."""
+  spans = found[0]['profile']['spans']
+  first = profiled[0][1]
+  products = [event for event in profiled if event[0].startswith('dot')]
+  assert len(products) > len(spans)
+  for name, begin, end in products:
+    assert any(
+      low - 1e-6 < begin - first and end - first < high + 1e-6
+      for _, low, high in spans
+    ), name
+  calls = [span for span in spans if 'encoder' not in span[0]]
+  for i in range(0, len(calls), GAMMA + 1):
+    block = calls[i : i + GAMMA + 1]
+    assert [kind for kind, *_ in block] == ['draft'] * GAMMA + ['target']
+    covered = sum(end - begin for _, begin, end in block)
+    assert covered > 0.8 * (block[-1][2] - block[0][1])
+
+
+def test_all_of_a_drafts_own_loop_is_the_drafts():
+  named = 'metadata={op_name="jit(decode)/while/body'
+  program = f"""
+%body (p: f32[]) -> f32[] {{
+  %dot.1 = f32[] dot(%p, %p), {named}/draft/x/dot_general"}}
+  %dot.2 = f32[] dot(%p, %p)
+  %add.1 = f32[] add(%p, %p), {named}/target/x/add"}}
+  ROOT %dot.3 = f32[] dot(%p, %p), {named}/target/x/dot_general"}}
+}}
+
+%own (p: f32[]) -> f32[] {{
+  %add.2 = f32[] add(%p, %p), {named}/while/body/draft/x/add"}}
+  ROOT %dot.4 = f32[] dot(%p, %p)
+}}
+"""
+  assert timeline.scopes(program) == {
+    'dot.1': ('draft', False),
+    'dot.3': ('target', False),
+    'add.2': ('draft', True),
+    'dot.4': ('draft', True),
+  }
+
+
 def test_a_repeated_instruction_begins_a_new_span():
   scopes = {'a': ('draft', False), 'b': ('draft', True), 'c': ('target', False)}
   names = ['a', 'b', 'x', 'b', 'c', 'a']
@@ -92,3 +163,5 @@ def test_a_repeated_instruction_begins_a_new_span():
     'draft', 'draft', 'draft', 'target', 'draft',
   ]  # fmt: skip
   np.testing.assert_allclose([s.begin for s in found], [0, 1, 3, 4, 5])
+  # A draft's call lasts until the next begins.
+  np.testing.assert_allclose([s.end for s in found], [1, 3, 4, 4.5, 5.5])

@@ -24,6 +24,8 @@ from spec_decode.language_model import LanguageModel
 from spec_decode.workload import Workload
 
 KINDS = ('target encoder', 'draft encoder', 'draft', 'target')
+Place = tuple[str, bool]  # one of `KINDS`, whether in a loop of its own
+_OWN_LOOP = 'draft', True
 # Instructions that only contain others.
 _CONTAINERS = ('while', 'call', 'conditional')
 
@@ -68,8 +70,10 @@ def profile(workload: Workload, example: int, gamma: int) -> dict[str, Any]:
 
   Returns:
     gamma, tokens, target_calls, seconds (of a run that was not profiled) and
-    spans: [kind, begin, end], in seconds since the first operation. A draft
-    that is no network has no spans.
+    spans: [kind, begin, end], in seconds since the first operation, of a run
+    that was. What lies between them is what no model does: the test of the
+    guesses, the extra token, bookkeeping. A draft that is no network has no
+    spans.
   """
   (batch,) = itertools.islice(workload.prompts.batches(1), example, example + 1)
   keys, (params, draft_params) = workload.keys(batch), workload.params
@@ -136,23 +140,38 @@ def _named(model: LanguageModel, name: str) -> LanguageModel:
   )
 
 
-def scopes(program: str) -> dict[str, tuple[str, bool]]:
-  """Instruction -> (one of `KINDS`, inside a loop of its own) of HLO text.
+def scopes(program: str) -> dict[str, Place]:
+  """Instruction -> where it belongs, of HLO text.
 
-  Matrix products only: all else is short, and may run ahead of its call where
-  it does not depend on the tokens.
+  In a draft's own loop every instruction is the draft's: XLA leaves most of
+  its products without a name. Elsewhere matrix products only: all else is
+  short, and may run ahead of its call where it does not depend on the tokens.
   """
-  found = {}
-  pattern = re.compile(r'%(\S+) = .*?op_name="([^"]*)"')
+  named: dict[str, Place] = {}
+  products: dict[str, Place] = {}
+  computations: dict[str, list[str]] = {}
+  inside: list[str] = []
   for line in program.splitlines():
-    match = pattern.search(line)
-    if match is None:
+    if line.endswith('{'):
+      inside = computations.setdefault(line, [])
+    instruction = re.match(r'\s+(?:ROOT )?%(\S+) = ', line)
+    if instruction is None:
       continue
-    parts = match[2].split('/')
+    inside.append(instruction[1])
+    op_name = re.search(r'op_name="([^"]*)"', line)
+    parts = op_name[1].split('/') if op_name else []
     kind = next((part for part in parts if part in KINDS), None)
-    if kind is not None and parts[-1] == 'dot_general':
-      # The draft's own scan stands inside the loop over blocks.
-      found[match[1]] = kind, parts[: parts.index(kind)].count('while') > 1
+    if kind is not None:
+      # The draft's own loop stands inside the loop over blocks.
+      place = kind, parts[: parts.index(kind)].count('while') > 1
+      named[instruction[1]] = place
+      if parts[-1] == 'dot_general':
+        products[instruction[1]] = place
+  found = products
+  for names in computations.values():
+    places = {named[name] for name in names if name in named}
+    if places == {_OWN_LOOP}:
+      found |= dict.fromkeys(names, _OWN_LOOP)
   return found
 
 
@@ -170,11 +189,13 @@ def _events(path: pathlib.Path) -> list[tuple[str, float, float]]:
 
 
 def spans(
-  events: list[tuple[str, float, float]], scopes: dict[str, tuple[str, bool]]
+  events: list[tuple[str, float, float]], scopes: dict[str, Place]
 ) -> Iterator[Span]:
   """Joins the events of one call.
 
-  A call ends where another kind, or the same instruction again, begins.
+  A call begins where another kind, or the same instruction again, begins. It
+  ends with its last matrix product, but a guess is drawn before the next call
+  can begin: a draft's call lasts until then.
   """
   first = min((begin for _, begin, _ in events), default=0.0)
   current, place, seen = None, None, set()
@@ -183,6 +204,8 @@ def spans(
       continue
     if scopes[name] != place or name in seen:
       if current is not None:
+        if current.kind == 'draft':
+          current.end = begin - first
         yield current
       place, seen = scopes[name], set()
       current = Span(place[0], begin - first, begin - first)

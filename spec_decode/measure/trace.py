@@ -21,8 +21,11 @@ from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
 # Name in a record -> name in `_scores`.
-_OF_GUESS = (('p', 'p'), ('q', 'q'), ('beta', 'beta'))
-_OF_EXTRA = (('p', 'p_extra'),)
+_OF_GUESS = {'p': 'p', 'q': 'q', 'beta': 'beta'}
+_OF_EXTRA = {
+  'correction': {'p': 'p_extra', 'q': 'q_extra', 'beta': 'beta'},
+  'bonus': {'p': 'p_extra'},
+}
 
 
 def measure(
@@ -69,8 +72,8 @@ def blocks(workload: Workload, example: int) -> list[list[dict[str, Any]]]:
   """Per target call, the tokens it judged or made.
 
   Each token has id, text, what ('accepted', 'rejected' or 'unread' guess,
-  'correction' after a rejection, 'bonus' without one), p of it, and, for
-  guesses, q of it and beta of its place.
+  'correction' after a rejection, 'bonus' without one), p of it, and, where
+  the draft guessed, q of it and beta of its place.
   """
   (batch,) = itertools.islice(workload.prompts.batches(1), example, example + 1)
   config, params = workload.speculation(), workload.params
@@ -104,7 +107,7 @@ def blocks(workload: Workload, example: int) -> list[list[dict[str, Any]]]:
         'what': what,
         **{
           name: round(float(scores[score][i, start + offset]), 6)
-          for name, score in (_OF_EXTRA if what in marks.EXTRA else _OF_GUESS)
+          for name, score in _OF_EXTRA.get(what, _OF_GUESS).items()
         },
       }
       for what, token, offset in marks.judged(block)
@@ -117,7 +120,7 @@ def blocks(workload: Workload, example: int) -> list[list[dict[str, Any]]]:
 def _scores(
   config: Speculation, params, draft_params, inputs, tokens, extra, prompt
 ) -> dict[str, jax.Array]:
-  """p, q and beta [B, W] at tokens [B, W], and p of `extra` there."""
+  """p, q and beta [B, W] at tokens [B, W], and p and q of `extra` there."""
   logits = acceptance_rate.model_logits(
     config.target, params, inputs, tokens, prompt
   )
@@ -130,6 +133,7 @@ def _scores(
     'p': pick(p, tokens),
     'p_extra': pick(p, extra),
     'q': pick(q, tokens),
+    'q_extra': pick(q, extra),
     'beta': acceptance.acceptance_probability(
       logits, tokens, q, config.sampling, config.lenience
     ),

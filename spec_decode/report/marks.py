@@ -15,8 +15,6 @@ MARKS = {
     '{*', '*}', 'bold magenta', 'token after all guesses were accepted',
   ),
 }  # fmt: skip
-# What the target adds itself.
-EXTRA = ('correction', 'bonus')
 
 
 def marked(what: str, text: str) -> str:

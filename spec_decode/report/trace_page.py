@@ -6,6 +6,7 @@ white; pointing at a token, or tabbing to it, shows its numbers and its call.
 """
 
 import html
+import itertools
 import string
 from typing import Any
 
@@ -25,7 +26,12 @@ _WIDTH, _HEIGHT = 1000, 46  # of the timeline, in its own units
 def page(trace: dict[str, Any]) -> str:
   """HTML of a trace; all text of models and data is escaped."""
   blocks = trace['blocks']
-  kept = [t for block in blocks for t in block if t['what'] in _COMMITTED]
+  kept = [
+    (token, i)
+    for i, block in enumerate(blocks)
+    for token in block
+    if token['what'] in _COMMITTED
+  ]
   simulated = ''
   if trace['replay'] is not None:
     simulated = f'Simulated: guesses accepted at {trace["replay"]:g}. '
@@ -44,10 +50,11 @@ def page(trace: dict[str, Any]) -> str:
     inputs=html.escape(trace['inputs']),
     summary=html.escape(summary),
     legend=' '.join(
-      f'<li>{_token({"what": what, "text": what})} {html.escape(meaning)}</li>'
+      f'<li><span class="t {what}">{_marked(what, what)}</span>'
+      f' {html.escape(meaning)}</li>'
       for what, (_, meaning) in MARKS.items()
     ),
-    text=''.join(_token(token) for token in kept),
+    text=''.join(itertools.starmap(_token, kept)),
     blocks='\n'.join(
       f'<tr data-call="{i}"><th>{i + 1}</th><td>'
       + ''.join(_token(token, i) for token in block)
@@ -61,26 +68,30 @@ def page(trace: dict[str, Any]) -> str:
 _COMMITTED = ('accepted', 'correction', 'bonus')
 
 
-def _token(token: dict[str, Any], call: int | None = None) -> str:
-  """One token; with a call it shows its numbers."""
+def _marked(what: str, text: str) -> str:
+  mark = MARKS[what][0]
+  # A lone space would not be seen, and one at the edge would fold.
+  seen = '␣' if text == ' ' else text.replace(' ', '\u00a0') or '∅'
+  return (f'<i>{mark}</i>' if mark else '') + html.escape(seen)
+
+
+def _token(token: dict[str, Any], call: int) -> str:
+  """One token, with its numbers and its call."""
   what = token['what']
-  mark, meaning = MARKS[what]
-  text = html.escape(token['text']).replace(' ', '\u00a0') or '∅'
-  body = f'<i>{mark}</i>{text}' if mark else text
-  if call is None:
-    return f'<span class="t {what}">{body}</span>'
   numbers = ', '.join(
     f'{label} = {token[name]:.4g}'
     for name, label in (('p', 'p'), ('q', 'q'), ('beta', 'β'))
     if name in token
   )
+  if 'q' not in token:
+    numbers += ', no q or β: the draft guessed nothing here'
   said = html.escape(
-    f'“{token["text"]}” (id {token["id"]}): {meaning}; {numbers}; call'
-    f' {call + 1}'
+    f'“{token["text"]}” (id {token["id"]}): {MARKS[what][1]}; {numbers};'
+    f' call {call + 1}'
   )
   return (
     f'<span class="t {what}" tabindex="0" data-call="{call}" title="{said}"'
-    f' data-said="{said}">{body}</span>'
+    f' data-said="{said}">{_marked(what, token["text"])}</span>'
   )
 
 
@@ -92,24 +103,23 @@ def _timeline(profile: dict[str, Any]) -> str:
   for kind, begin, end in spans:
     top = 2 if kind.startswith('target') else 24
     color = figures.CALLS[kind][0]
-    said = (
-      f'{kind}, call {call + 1}: {1e3 * (end - begin):.2f} ms'
-      if 'encoder' not in kind
-      else f'{kind}: {1e3 * (end - begin):.2f} ms'
-    )
-    number = -1 if 'encoder' in kind else call
+    height, number, name = 20, call, f'{kind}, call {call + 1}'
+    if 'encoder' in kind:
+      height, number, name = 10, -1, kind
+    said = html.escape(f'{name}: {1e3 * (end - begin):.2f} ms')
     bars.append(
       f'<rect class="call" x="{_WIDTH * begin / total:.2f}" y="{top}"'
-      f' width="{max(_WIDTH * (end - begin) / total, 0.6):.2f}" height="20"'
-      f' fill="{color}" data-call="{number}" data-said="{html.escape(said)}">'
-      f'<title>{html.escape(said)}</title></rect>'
+      f' width="{max(_WIDTH * (end - begin) / total, 0.6):.2f}"'
+      f' height="{height}" fill="{color}" data-call="{number}"'
+      f' data-said="{said}"><title>{said}</title></rect>'
     )
     call += kind == 'target'
   return (
     f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none"'
     f' role="img" aria-label="timeline">{"".join(bars)}</svg>'
     '<p class="axis"><span>0 ms</span><span>upper row: target, lower row:'
-    ' draft; light: encoders</span><span>'
+    ' draft; half as high: encoders; between calls: the test of the guesses and'
+    ' bookkeeping</span><span>'
     f'{1e3 * total:.1f} ms, under the profiler</span></p>'
   )
 
@@ -130,7 +140,7 @@ ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap;
   gap: .2rem 1.2rem; margin: .3rem 0; font-size: .85rem; color: #444; }
 .t { font: 15px/1.35 ui-monospace, monospace; padding: 1px 2px; margin: 2px 1px;
   border-radius: 3px; white-space: pre; display: inline-block; }
-.t i { font-style: normal; font-size: .8em; margin-right: 1px; }
+.t i { font-style: normal; margin-right: 1px; display: inline-block; }
 .rejected { text-decoration: line-through; }
 .unread { font-style: italic; }
 .correction { border-bottom: 2px solid; font-weight: 600; }
@@ -143,8 +153,8 @@ tr.on, .t.on { background: #fff3c4; }
 .t:focus { outline: 2px solid #222; }
 svg { width: 100%; height: 5rem; background: #f6f6f6; display: block; }
 .call.on { stroke: #222; stroke-width: 1.5; }
-.axis { display: flex; justify-content: space-between; margin: .2rem 0;
-  font-size: .8rem; color: #555; }
+.axis { display: flex; justify-content: space-between; gap: 1rem;
+  margin: .2rem 0; font-size: .8rem; color: #555; }
 #said { position: sticky; top: 0; background: #fff; padding: .4rem 0;
   min-height: 1.5rem; border-bottom: 1px solid #ddd; }
 </style>
@@ -167,7 +177,7 @@ function show(event) {
   if (!from) return;
   said.textContent = from.dataset.said;
   for (const other of all) other.classList.toggle('on',
-    other.dataset.call === from.dataset.call && other.tagName !== 'SPAN');
+    other.dataset.call === from.dataset.call);
 }
 document.addEventListener('mouseover', show);
 document.addEventListener('focusin', show);
