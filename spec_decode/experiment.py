@@ -62,9 +62,10 @@ def run(
   Raises:
     ConfigError: something is wrong with the configuration.
   """
-  problems = checks.mistyped(run, locals()) + unreachable_bindings(run)
-  if not problems:
-    problems = _unlike_names(jobs) + _work_problems(jobs, output_dir, workload)
+  wrong = checks.mistyped(run, locals())
+  problems = wrong + unreachable_bindings(run)
+  if not wrong:
+    problems += _unlike_names(jobs) + _work_problems(jobs, output_dir, workload)
   if problems:
     raise ConfigError(
       f'{len(problems)} thing(s) to correct, nothing was run:\n'

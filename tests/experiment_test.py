@@ -214,7 +214,10 @@ def test_what_a_job_cannot_work_on_is_refused_first(binding, message, tmp_path):
     ('text.Prompts.vocabulary = 3', r'text.Prompts.vocabulary to be of type'),
     ('experiment.run.name = 3', 'experiment.run.name to be of type str'),
     # Networks and their weights.
-    ('draft/workload.Network.checkpoint = 3', 'Network.checkpoint to be of ty'),
+    (
+      'target/workload.Network.checkpoint = 3',
+      'Network.checkpoint to be of ty',
+    ),
     ('draft/workload.Network.layout = "foo"', "'fused'.*got 'foo'"),
     ('draft/workload.Network.dtype = "float99"', "bfloat16.*got 'float99'"),
     ('draft/transformer.T5Config.dtype = "float99"', "got 'float99'"),
@@ -256,10 +259,10 @@ def test_problems_of_jobs_and_of_the_workload_come_together():
 
 
 def test_a_job_without_a_value_for_an_argument_is_refused():
-  run = _parse(files=['configs/runs/theory.gin'])
-  del gin.config._CONFIG['', 'spec_decode.measure.curves.measure']['name']
+  from spec_decode.measure import curves
+
   with pytest.raises(configuration.ConfigError, match="argument: 'name'"):
-    run(only_check=True)
+    experiment.run([curves.measure], 'out', 'theory', only_check=True)
 
 
 def test_a_curve_that_is_none_is_refused():
