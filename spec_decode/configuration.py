@@ -67,8 +67,7 @@ def arguments(called: Callable, *given: Any) -> dict[str, Any]:
     ConfigError: a bound value cannot be made, or an argument has none.
   """
   try:
-    known = gin.config._inverse_lookup(called)  # None without a binding
-    bound = gin.get_bindings(called) if known else {}
+    bound = _bindings(called)
     call = inspect.signature(called).bind(*given, **bound)
   except Exception as error:  # gin raises what the values raise
     raise ConfigError(
@@ -76,6 +75,16 @@ def arguments(called: Callable, *given: Any) -> dict[str, Any]:
     ) from error
   call.apply_defaults()
   return call.arguments
+
+
+def _bindings(called: Callable) -> dict[str, Any]:
+  """Arguments that gin will add to a call; none if it does not know it."""
+  known = gin.config._inverse_lookup(called, allow_decorators=True)
+  if known is None:
+    return {}
+  # What a reference such as @scope/name gives keeps the scope to itself.
+  scope = inspect.getclosurevars(called).nonlocals.get('scope_components', ())
+  return gin.get_bindings('/'.join([*scope, known.selector]))
 
 
 def words(error: Exception) -> str:

@@ -88,15 +88,15 @@ class Network:
   def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
     return ModelDraft(self.model, sampling, gamma)
 
-  def problems(self, vocabulary: text.Vocabulary) -> list[str]:
-    """What keeps this network from being used with a vocabulary."""
+  def problems(self, vocabulary: text.Vocabulary | None = None) -> list[str]:
+    """What keeps this network from being used, with a vocabulary if given."""
     found = checks.mistyped(Network, vars(self)) or checks.mistyped(
       type(self.config), vars(self.config)
     )
     if found:
       return found
     real = self.vocab_size or self.config.vocab_size
-    if vocabulary.size > real:
+    if vocabulary is not None and vocabulary.size > real:
       found.append(
         f'Expected {self.name} to know the {vocabulary.size} ids of'
         f' {vocabulary.path}, got {real}. Choose the vocabulary it was trained'
@@ -111,15 +111,18 @@ class Network:
         f'Expected the layout of {self.name} to be one of {layouts.LAYOUTS},'
         f' got {self.layout!r}. Choose one of these.'
       )
-    for dtype in dict.fromkeys((self.dtype, self.config.dtype)):
+    for name, dtype in (
+      ('dtype', self.dtype),
+      ('config.dtype', self.config.dtype),
+    ):
       if getattr(dtype, '__name__', dtype) not in _DTYPES:
         found.append(
-          f'Expected the dtypes of {self.name} to be of {_DTYPES}, got'
+          f'Expected {name} of {self.name} to be one of {_DTYPES}, got'
           f' {dtype!r}. Choose one of these.'
         )
     return found
 
-  def _weight_problems(self, vocabulary: text.Vocabulary) -> list[str]:
+  def _weight_problems(self, vocabulary: text.Vocabulary | None) -> list[str]:
     """What keeps the weights from being made, or read and used."""
     try:
       # A dtype that is none is another problem.
@@ -141,7 +144,7 @@ class Network:
       checkpoints.check(self.path, expected)
     except Exception as error:  # Orbax and TensorStore raise many kinds
       return [f'Expected the checkpoint of {self.name}, got another: {error}']
-    if not self.path.endswith('.safetensors'):
+    if vocabulary is None or not self.path.endswith('.safetensors'):
       return []
     trained = checkpoints.load_metadata(self.path).get('vocabulary')
     return text.vocabulary_problems(

@@ -271,7 +271,39 @@ def test_a_curve_that_is_none_is_refused():
     run(only_check=True)
 
 
-def test_refusals_are_in_words_of_this_project_alone(capsys):
+def test_jobs_with_a_scope_are_checked_with_its_bindings():
+  configuration.parse([], [], ['.'])
+  gin.parse_config("""
+from __gin__ import dynamic_registration
+from spec_decode import experiment
+from spec_decode.measure import curves
+experiment.run.jobs = (@mine/curves.measure,)
+experiment.run.output_dir = 'out'
+experiment.run.name = 'scoped'
+mine/curves.measure.name = 'table1'
+""")
+  run = gin.get_configurable(experiment.run)
+  assert run(only_check=True) is None
+  with gin.unlock_config():
+    gin.bind_parameter('mine/curves.measure.name', 'figure9')
+  with pytest.raises(configuration.ConfigError, match="got 'figure9'"):
+    run(only_check=True)
+
+
+@pytest.mark.parametrize(
+  'run, binding, message',
+  [
+    ('benchmark', 'benchmark.measure.repeats = 0', 'repeats >= 1, got 0'),
+    ('benchmark', 'benchmark.measure.widths = "x"', 'widths to be of type'),
+    ('convert_to_t5x', 'convert.to_t5x.layout = "zip"', "got 'zip'"),
+  ],
+)
+def test_jobs_without_a_workload_are_checked(run, binding, message):
+  with pytest.raises(configuration.ConfigError, match=message):
+    _parse([binding], [f'configs/runs/{run}.gin'])(only_check=True)
+
+
+def test_refusals_are_in_words_of_this_project_alone():
   bad = 'workload.Workload.lenience = 2.0'
   with pytest.raises(configuration.ConfigError) as error:
     _parse([bad])(only_check=True)
@@ -384,3 +416,4 @@ def test_the_command_line_refuses_in_words_and_with_a_status():
   assert result.returncode == 2
   assert 'Did you mean GAMMA' in result.stderr
   assert 'Traceback' not in result.stderr
+  assert 'configurable' not in result.stderr
