@@ -271,23 +271,21 @@ def test_a_curve_that_is_none_is_refused():
     run(only_check=True)
 
 
-def test_jobs_with_a_scope_are_checked_with_its_bindings():
-  configuration.parse([], [], ['.'])
-  gin.parse_config("""
+def test_jobs_with_a_scope_are_checked_with_its_bindings(tmp_path):
+  file = tmp_path / 'scoped.gin'
+  file.write_text("""
 from __gin__ import dynamic_registration
 from spec_decode import experiment
 from spec_decode.measure import curves
 experiment.run.jobs = (@mine/curves.measure,)
 experiment.run.output_dir = 'out'
 experiment.run.name = 'scoped'
-mine/curves.measure.name = 'table1'
+mine/curves.measure.name = %NAME
 """)
-  run = gin.get_configurable(experiment.run)
-  assert run(only_check=True) is None
-  with gin.unlock_config():
-    gin.bind_parameter('mine/curves.measure.name', 'figure9')
+  assert _parse(['NAME = "table1"'], [str(file)])(only_check=True) is None
+  gin.clear_config()
   with pytest.raises(configuration.ConfigError, match="got 'figure9'"):
-    run(only_check=True)
+    _parse(['NAME = "figure9"'], [str(file)])(only_check=True)
 
 
 @pytest.mark.parametrize(
