@@ -11,10 +11,14 @@ from collections.abc import Sequence
 import difflib
 import functools
 import importlib.util
+import inspect
 import os
+import re
 from typing import Any
 
 import gin
+
+from spec_decode import checks
 
 
 class ConfigError(ValueError):
@@ -43,7 +47,7 @@ def parse(
       hint = ''
       if isinstance(error, SyntaxError):
         hint = ' Text needs quotes of its own: --gin.NAME="\'text\'".'
-      problems.append(f'In {place}: {error}{hint}')
+      problems.append(f'In {place}: {words(error)}{hint}')
   problems = problems or [
     f'Expected a value for {name}, got none. Give --gin.{name}=...'
     for name in _macros_without_values()
@@ -52,8 +56,40 @@ def parse(
     try:
       gin.finalize()
     except Exception as error:  # such as a value that a file calls required
-      problems.append(f'In the configuration: {error}')
+      problems.append(f'In the configuration: {words(error)}')
   _refuse(problems)
+
+
+def arguments(called: Callable, *given: Any) -> dict[str, Any]:
+  """All that a call gets: what is given, what gin binds, and defaults.
+
+  Raises:
+    ConfigError: a bound value cannot be made, or an argument has none.
+  """
+  try:
+    bound = _bindings(called)
+    call = inspect.signature(called).bind(*given, **bound)
+  except Exception as error:  # gin raises what the values raise
+    raise ConfigError(
+      f'In the arguments of {checks.label(called)}: {words(error)}'
+    ) from error
+  call.apply_defaults()
+  return call.arguments
+
+
+def _bindings(called: Callable) -> dict[str, Any]:
+  """Arguments that gin will add to a call; none if it does not know it."""
+  known = gin.config._inverse_lookup(called, allow_decorators=True)
+  if known is None:
+    return {}
+  # What a reference such as @scope/name gives keeps the scope to itself.
+  scope = inspect.getclosurevars(called).nonlocals.get('scope_components', ())
+  return gin.get_bindings('/'.join([*scope, known.selector]))
+
+
+def words(error: Exception) -> str:
+  """What an error says, without the call that gin adds to it."""
+  return re.sub(r"\n +In call to configurable '[^\n]*", '', str(error))
 
 
 def _refuse(problems: Sequence[str]) -> None:

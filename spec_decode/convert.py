@@ -4,6 +4,7 @@
 import os
 from typing import Any
 
+from spec_decode import checks
 from spec_decode.models import checkpoints
 from spec_decode.workload import Network
 
@@ -11,6 +12,25 @@ _SAVERS = {
   'orbax': checkpoints.save_t5x_orbax,
   'legacy': checkpoints.save_t5x_legacy,
 }
+
+
+def problems(
+  target: Network, draft: Network, layout: str, **arguments
+) -> list[str]:
+  """What `to_t5x` cannot write."""
+  found = target.problems() + draft.problems()
+  found += checks.below(1, arguments, 'step')
+  if layout not in _SAVERS:
+    found.append(
+      f'Expected layout in {list(_SAVERS)}, got {layout!r}. Choose one.'
+    )
+  for network in (target, draft):
+    if network.checkpoint is None:
+      found.append(
+        f'Expected a checkpoint of {network.name}, got none. Name the one to'
+        ' convert.'
+      )
+  return found
 
 
 def to_t5x(
@@ -34,12 +54,8 @@ def to_t5x(
   Returns:
     For a record: what was read and what was written.
   """
-  if layout not in _SAVERS:
-    raise ValueError(f'Expected layout in {list(_SAVERS)}, got {layout!r}.')
   written = {}
   for half, network in (('target', target), ('draft', draft)):
-    if network.path is None:
-      raise ValueError(f'Expected a checkpoint of {network.name}, got none.')
     params = checkpoints.load(network.path, network.config)
     directory = os.path.join(output_dir, half)
     _SAVERS[layout](directory, params, step, dtype)

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from spec_decode import checks
 from spec_decode import drafts
 from spec_decode.data import text
 from spec_decode.language_model import Draft
@@ -44,17 +45,24 @@ class NGrams:
 
   def problems(self, vocabulary: text.Vocabulary) -> list[str]:
     """What keeps these tables from being used with a vocabulary."""
+    found = checks.mistyped(NGrams, vars(self))
+    if found:
+      return found
     try:
       metadata = ngram.load_metadata(self.path)
-      longest = ngram.context_length(ngram.load(self.path)) + 1
+      tables = ngram.load(self.path)
     except (FileNotFoundError, ValueError) as error:
       return [str(error)]
-    found = []
+    longest = ngram.context_length(tables) + 1
     if not 1 <= self.order <= longest:
       found.append(
         f'Expected order in 1..{longest}, the orders of {self.path}, got'
-        f' {self.order}.'
+        f' {self.order}. Choose one of these.'
       )
+    try:
+      self.as_draft(1, Sampling()).prepare(tables)
+    except ValueError as error:
+      found.append(str(error))
     counted = (metadata or {}).get('vocabulary')
     return found + text.vocabulary_problems(
       self.path, 'counted', counted, vocabulary.path, vocabulary.fingerprint
@@ -85,7 +93,7 @@ class Rule:
 
   def problems(self, vocabulary: text.Vocabulary) -> list[str]:
     del vocabulary
-    return []
+    return checks.mistyped(Rule, vars(self))
 
 
 def count(

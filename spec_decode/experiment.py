@@ -15,6 +15,8 @@ from typing import Any
 import gin
 import tqdm
 
+from spec_decode import checks
+from spec_decode import configuration
 from spec_decode import records
 from spec_decode.configuration import ConfigError
 from spec_decode.configuration import parse
@@ -43,8 +45,9 @@ def run(
   Args:
     jobs: called as job(workload, output_dir, results so far), or as
       job(output_dir) without a workload; what each returns is in the record
-      under its module's name. That module may have `problems(workload)`, what
-      keeps its job from running, besides what `workload.problems` finds.
+      under its module's name. That module may have `problems`, which is
+      called with all arguments of its job, by name: what keeps it from running,
+      besides what `workload.problems` finds.
     output_dir: gets the jobs' files, config.gin and records.jsonl.
     name: of the run, in the record.
     workload: what the jobs work on.
@@ -60,12 +63,10 @@ def run(
   Raises:
     ConfigError: something is wrong with the configuration.
   """
-  problems = unreachable_bindings(run) + _unlike_names(jobs)
-  if workload is not None:
-    problems += workload.problems()
-    for job in jobs:
-      check = getattr(inspect.getmodule(job), 'problems', None)
-      problems += check(workload) if check else []
+  wrong = checks.mistyped(run, locals())
+  problems = wrong + unreachable_bindings(run)
+  if not wrong:
+    problems += _unlike_names(jobs) + _work_problems(jobs, output_dir, workload)
   if problems:
     raise ConfigError(
       f'{len(problems)} thing(s) to correct, nothing was run:\n'
@@ -87,6 +88,26 @@ def run(
     if not resume or records.find([path], key) is None:
       records.append(path, record)
   return record
+
+
+def _work_problems(jobs, output_dir, workload) -> list[str]:
+  """What the workload finds, and each job's module."""
+  found, given, sound = [], (output_dir,), True
+  if workload is not None:
+    found, given = workload.problems(), (workload, output_dir, {})
+    sound = not checks.mistyped(Workload, vars(workload))
+  for job in jobs:
+    try:
+      arguments = configuration.arguments(job, *given)
+    except ConfigError as error:
+      found.append(str(error))
+      continue
+    wrong = checks.mistyped(job, arguments)
+    found += wrong
+    check = getattr(inspect.getmodule(job), 'problems', None)
+    if check and sound and not wrong:
+      found += check(**arguments)
+  return found
 
 
 def _run(jobs, directory, name, workload, weights, key) -> dict[str, Any]:
@@ -216,7 +237,8 @@ def sweep(
     try:
       _configured(files, bindings, search_paths)(only_check=True)
     except ConfigError as error:
-      problems.append(f'{" ".join([*files, *bindings])}: {error}')
+      text = configuration.words(error)
+      problems.append(f'{" ".join([*files, *bindings])}: {text}')
   if problems:
     raise ConfigError('\n'.join(problems))
   with tqdm.tqdm(plan, desc='rows', unit='row') as bar:
@@ -234,6 +256,7 @@ def _configured(files, bindings, search_paths) -> Callable:
   """`run` as nothing but these files and bindings configure it."""
   gin.clear_config()
   parse(files, bindings, search_paths)
+  configuration.arguments(run)
   return gin.get_configurable(run)
 
 
@@ -242,9 +265,13 @@ def main(
 ) -> None:
   """Does what the parsed configuration is for: a sweep, a run or `entry`."""
   if any(name.endswith('.sweep') for _, name in gin.config._CONFIG):
+    configuration.arguments(sweep)
     gin.get_configurable(sweep)(search_paths=search_paths)
+  elif entry is not None:
+    gin.get_configurable(entry)()
   else:
-    gin.get_configurable(entry or run)()
+    configuration.arguments(run)
+    gin.get_configurable(run)()
 
 
 def _job_name(job: Job) -> str:

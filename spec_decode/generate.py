@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 import tqdm
 
+from spec_decode import checks
 from spec_decode import speculative
 from spec_decode.autoregressive import STOPPED_BY_EOS
 from spec_decode.data import text
@@ -24,12 +25,16 @@ from spec_decode.report import marks
 from spec_decode.workload import Workload
 
 
-def problems(workload: Workload) -> list[str]:
+def problems(workload: Workload, **arguments) -> list[str]:
   """What `generate` cannot work on."""
+  found = checks.below(0, arguments, 'num_samples')
   metric = workload.prompts.metric
-  if metric is None or metric in quality.METRICS:
-    return []
-  return [f'Expected a metric of {sorted(quality.METRICS)}, got {metric!r}.']
+  if metric not in (None, *quality.METRICS):
+    found.append(
+      f'Expected a metric of {sorted(quality.METRICS)}, got {metric!r}. Choose'
+      ' one of these, or None.'
+    )
+  return found
 
 
 def generate(

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
       configuration.refuse_idle_scopes(_called[0])
     experiment.main(paths, *_called[:1])
   except configuration.ConfigError as error:
-    print(f'Refused: {error}', file=sys.stderr)
+    print(f'Refused: {configuration.words(error)}', file=sys.stderr)
     sys.exit(2)
 
 

@@ -6,12 +6,14 @@ import dataclasses
 import functools
 from typing import Any
 from typing import Protocol
+from typing import runtime_checkable
 
 from etils import epath
 import jax
 
 from spec_decode import acceptance
 from spec_decode import autoregressive
+from spec_decode import checks
 from spec_decode import randomness
 from spec_decode import speculative
 from spec_decode.autoregressive import Limits
@@ -20,11 +22,13 @@ from spec_decode.drafts import ModelDraft
 from spec_decode.language_model import Draft
 from spec_decode.language_model import LanguageModel
 from spec_decode.models import checkpoints
+from spec_decode.models import layouts
 from spec_decode.models import transformer
 from spec_decode.sampling import Sampling
 from spec_decode.speculative import Speculation
 
 
+@runtime_checkable
 class DraftSource(Protocol):
   """Where a draft comes from: a `Network` or tables."""
 
@@ -36,6 +40,10 @@ class DraftSource(Protocol):
   def as_draft(self, gamma: int, sampling: Sampling) -> Draft: ...
 
   def problems(self, vocabulary: text.Vocabulary) -> list[str]: ...
+
+
+# Of weights and of what is computed with them.
+_DTYPES = ('float32', 'bfloat16')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,30 +88,68 @@ class Network:
   def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
     return ModelDraft(self.model, sampling, gamma)
 
-  def problems(self, vocabulary: text.Vocabulary) -> list[str]:
-    """What keeps this network from being used with a vocabulary."""
-    found = []
+  def problems(self, vocabulary: text.Vocabulary | None = None) -> list[str]:
+    """What keeps this network from being used, with a vocabulary if given."""
+    found = checks.mistyped(Network, vars(self)) or checks.mistyped(
+      type(self.config), vars(self.config)
+    )
+    if found:
+      return found
     real = self.vocab_size or self.config.vocab_size
-    if vocabulary.size > real:
+    if vocabulary is not None and vocabulary.size > real:
       found.append(
         f'Expected {self.name} to know the {vocabulary.size} ids of'
         f' {vocabulary.path}, got {real}. Choose the vocabulary it was trained'
         ' with.'
       )
+    return found + self._setting_problems() + self._weight_problems(vocabulary)
+
+  def _setting_problems(self) -> list[str]:
+    found = []
+    if self.layout not in layouts.LAYOUTS:
+      found.append(
+        f'Expected the layout of {self.name} to be one of {layouts.LAYOUTS},'
+        f' got {self.layout!r}. Choose one of these.'
+      )
+    for name, dtype in (
+      ('dtype', self.dtype),
+      ('config.dtype', self.config.dtype),
+    ):
+      if getattr(dtype, '__name__', dtype) not in _DTYPES:
+        found.append(
+          f'Expected {name} of {self.name} to be one of {_DTYPES}, got'
+          f' {dtype!r}. Choose one of these.'
+        )
+    return found
+
+  def _weight_problems(self, vocabulary: text.Vocabulary | None) -> list[str]:
+    """What keeps the weights from being made, or read and used."""
+    try:
+      # A dtype that is none is another problem.
+      config = self.config.replace(dtype='float32')
+      expected = checkpoints.expected_shapes(config)
+    except Exception as error:  # whatever Flax makes of the sizes
+      return [
+        f'Expected sizes of a network for {self.name}, got {self.config}:'
+        f' {error}. Correct its config.'
+      ]
     if self.path is None:
-      return found
+      return []
     if not epath.Path(self.path).exists():
       return [
-        *found,
         f'Expected a checkpoint of {self.name} at {self.path}, found nothing.'
-        ' Correct the path.',
+        ' Correct the path.'
       ]
-    if self.path.endswith('.safetensors'):
-      trained = checkpoints.load_metadata(self.path).get('vocabulary')
-      found += text.vocabulary_problems(
-        self.path, 'trained', trained, vocabulary.path, vocabulary.fingerprint
-      )
-    return found
+    try:
+      checkpoints.check(self.path, expected)
+    except Exception as error:  # Orbax and TensorStore raise many kinds
+      return [f'Expected the checkpoint of {self.name}, got another: {error}']
+    if vocabulary is None or not self.path.endswith('.safetensors'):
+      return []
+    trained = checkpoints.load_metadata(self.path).get('vocabulary')
+    return text.vocabulary_problems(
+      self.path, 'trained', trained, vocabulary.path, vocabulary.fingerprint
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,35 +260,10 @@ class Workload:
 
   def problems(self) -> list[str]:
     """Everything that would stop a job, found before anything compiles."""
-    found = self.prompts.problems()
-    try:
-      vocabulary = self.prompts.tokenizer
-    except FileNotFoundError as error:
-      return list(dict.fromkeys([*found, str(error)]))
-    for network in (self.target, self.draft):
-      found += network.problems(vocabulary)
-    encodes = self.target.config.num_encoder_layers > 0
-    if encodes == bool(self.prompts.continued):
-      found.append(
-        f'Expected prompts that {self.target.name} reads, got ones for'
-        f' {"the decoder alone" if encodes else "an encoder"}. Set'
-        f' text.Prompts.continued = {None if encodes else "targets"!r}.'
-      )
-    for build in (
-      lambda: self.limits,
-      lambda: self.sampling,
-      lambda: self.verify,
-    ):
-      try:
-        build()
-      except ValueError as error:
-        found.append(str(error))
-    if not 0 < self.lenience <= 1:
-      found.append(f'Expected lenience in (0, 1], got {self.lenience}.')
-    for name, least in (('gamma', 0), ('batch_size', 1)):
-      value = getattr(self, name)
-      if not isinstance(value, int) or value < least:
-        found.append(f'Expected {name} >= {least}, an integer, got {value!r}.')
+    wrong = checks.mistyped(Workload, vars(self))
+    found = wrong + self._part_problems()
+    if not wrong:
+      found += self._setting_problems()
     if not found:
       # What target and draft must have in common, and their prompts.
       try:
@@ -251,3 +272,44 @@ class Workload:
       except ValueError as error:
         found.append(str(error))
     return found
+
+  def _part_problems(self) -> list[str]:
+    """Of prompts, target and draft, as far as they are such."""
+    if not isinstance(self.prompts, text.Prompts):
+      return []
+    found = self.prompts.problems()
+    if checks.mistyped(text.Prompts, vars(self.prompts)):
+      return found
+    try:
+      vocabulary = self.prompts.tokenizer
+    except (FileNotFoundError, ValueError) as error:
+      return list(dict.fromkeys([*found, str(error)]))
+    for network in (self.target, self.draft):
+      if hasattr(network, 'problems'):
+        found += network.problems(vocabulary)
+    return found
+
+  def _setting_problems(self) -> list[str]:
+    found = []
+    encodes = getattr(self.target.config, 'num_encoder_layers', 0) != 0
+    if encodes == bool(self.prompts.continued):
+      found.append(
+        f'Expected prompts that {self.target.name} reads, got ones for'
+        f' {"the decoder alone" if encodes else "an encoder"}. Set'
+        f' text.Prompts.continued = {None if encodes else "targets"!r}.'
+      )
+    for build in (
+      lambda: self.limits,
+      lambda: Sampling(self.temperature, self.top_k, self.top_p),
+      lambda: self.verify,
+    ):
+      try:
+        build()
+      except ValueError as error:
+        found.append(str(error))
+    if not 0 < self.lenience <= 1:
+      found.append(
+        f'Expected lenience in (0, 1], got {self.lenience}. 1 is exact.'
+      )
+    found += checks.below(0, vars(self), 'gamma')
+    return found + checks.below(1, vars(self), 'batch_size')

@@ -140,6 +140,23 @@ def test_comparing_reads_no_array_and_only_layouts_of_t5x(tmp_path, arrays):
     checkpoints.check_t5x(ours, expected)
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_names_shapes_and_types_of_our_file_are_compared(
+  tmp_path, arrays, dtype
+):
+  path, expected = (
+    tmp_path / 'a.safetensors',
+    checkpoints.expected_shapes(CONFIG),
+  )
+  checkpoints.save(path, nest(arrays), dtype=dtype)
+  checkpoints.check(path, expected)
+  with pytest.raises(ValueError, match='missing: more, expected .2,.'):
+    checkpoints.check(path, expected | {'more': (2,)})
+  write(path, arrays | {'decoder/decoder_norm/scale': np.ones(16, np.int32)})
+  with pytest.raises(ValueError, match='expected .16,., got int32'):
+    checkpoints.check(path, expected)
+
+
 # Our own file.
 
 
@@ -354,6 +371,7 @@ def test_hf_names(tmp_path, config):
 
 def test_hf_shards(tmp_path, arrays):
   stored = hf_file(arrays)
+  expected = checkpoints.expected_shapes(CONFIG)
   names = [f'model-0000{i}-of-00003.safetensors' for i in (1, 2, 3)]
   where = {key: names[i % 3] for i, key in enumerate(stored)}
   for name in names:
@@ -362,7 +380,13 @@ def test_hf_shards(tmp_path, arrays):
   index = json.dumps({'metadata': {}, 'weight_map': where})
   (tmp_path / 'model.safetensors.index.json').write_text(index)
   assert_holds(checkpoints.load(tmp_path, CONFIG), arrays)
+  checkpoints.check(tmp_path, expected)
+  name = 'decoder/layers_0/mlp/wo/kernel'
+  with pytest.raises(ValueError, match=f'wrong: {name}, expected .3, 2.,'):
+    checkpoints.check(tmp_path, expected | {name: (3, 2)})
   (tmp_path / names[1]).unlink()
+  with pytest.raises(FileNotFoundError, match='00002-of-00003'):
+    checkpoints.check(tmp_path, expected)
   with pytest.raises(FileNotFoundError, match='00002-of-00003'):
     checkpoints.load(tmp_path, CONFIG)
 

@@ -33,8 +33,11 @@ def test_both_networks_arrive(tmp_path, layout):
 
 def test_nothing_is_made_up(tmp_path):
   good = stored(tmp_path, 'a', 1)
-  with pytest.raises(ValueError, match='layout'):
-    convert.to_t5x(str(tmp_path / 'out'), good, good, layout='zip')
-  with pytest.raises(ValueError, match='Expected a checkpoint of tiny'):
-    convert.to_t5x(str(tmp_path / 'out'), tiny.network(), good)
-  assert not (tmp_path / 'out').exists()
+  (problem,) = convert.problems(good, good, layout='zip')
+  assert "got 'zip'" in problem
+  (problem,) = convert.problems(tiny.network(), good, layout='orbax')
+  assert 'Expected a checkpoint of tiny' in problem
+  wider = dataclasses.replace(tiny.network(emb_dim=8), checkpoint='no/where')
+  (problem,) = convert.problems(wider, good, layout='orbax')
+  assert 'no/where' in problem
+  assert convert.problems(good, good, layout='legacy') == []

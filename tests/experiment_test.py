@@ -176,7 +176,7 @@ def test_all_that_gin_cannot_read_is_named():
   'binding, message',
   [
     ('GAMMA = 0', 'gamma >= 1 to time'),
-    ('GAMMA = 2.5', 'gamma >= 0, an integer'),
+    ('GAMMA = 2.5', 'gamma to be of type int, got 2.5'),
     ("text.Prompts.metric = 'blue'", "'blue'"),
     ('NUM_EXAMPLES = -1', 'num_examples >= 1'),
     ('draft/workload.Network.vocab_size = 8010', 'one vocabulary'),
@@ -187,6 +187,142 @@ def test_what_a_job_cannot_work_on_is_refused_first(binding, message, tmp_path):
   with pytest.raises(configuration.ConfigError, match=message):
     run()
   assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize(
+  'binding, message',
+  [
+    # Values that a job is called with.
+    ('acceptance_rate.measure.lenience = (2.0,)', r'in \(0, 1\], got \(2.0,'),
+    ('acceptance_rate.measure.lenience = ()', r'in \(0, 1\], got \(\)'),
+    ('acceptance_rate.measure.num_tokens = 0', 'num_tokens >= 1, got 0'),
+    ('acceptance_rate.measure.batch_size = 0', 'batch_size >= 1, got 0'),
+    ('walltime.measure.repeats = 0', 'repeats >= 1, got 0'),
+    ('walltime.measure.num_batches = 0', 'num_batches >= 1, got 0'),
+    ('walltime.measure.gammas = (3, 0)', r'gammas >= 1, got \(3, 0\)'),
+    (
+      'walltime.measure.gammas = ("x",)',
+      r'walltime.measure.gammas to be of ty',
+    ),
+    ('generate.generate.num_samples = -1', 'num_samples >= 0, got -1'),
+    # Types.
+    ('workload.Workload.draft_sampling = 3', 'Sampling | None, got 3'),
+    ('workload.Workload.mask = "no"', "of type bool, got 'no'"),
+    ('workload.Workload.seed = True', 'of type int, got True'),
+    ('TEMPERATURE = "hot"', "of type float, got 'hot'"),
+    ('MAX_NEW_TOKENS = "x"', "of type int, got 'x'"),
+    ('text.Prompts.vocabulary = 3', r'text.Prompts.vocabulary to be of type'),
+    ('experiment.run.name = 3', 'experiment.run.name to be of type str'),
+    # Networks and their weights.
+    (
+      'target/workload.Network.checkpoint = 3',
+      'Network.checkpoint to be of ty',
+    ),
+    ('draft/workload.Network.layout = "foo"', "'fused'.*got 'foo'"),
+    ('draft/workload.Network.dtype = "float99"', "bfloat16.*got 'float99'"),
+    ('draft/transformer.T5Config.dtype = "float99"', "got 'float99'"),
+    (
+      'draft/transformer.T5Config.emb_dim = 255',
+      r'expected \(255,\), got \(64',
+    ),
+    ('draft/transformer.T5Config.num_heads = 0', 'num_heads=0.*its config'),
+    (
+      'draft/transformer.T5Config.mlp_activations = ("foo",)',
+      "activations=.'foo'.*its config",
+    ),
+    (
+      'draft/workload.Network.checkpoint = "README.md"',
+      'debian-small, got another: .*README.md is no checkpoint',
+    ),
+    # Prompts.
+    ('text.Prompts.input_length = 0', 'input_length >= 1, got 0'),
+    ('text.Prompts.vocabulary = "README.md"', 'SentencePiece model in'),
+  ],
+)
+def test_values_that_nothing_could_work_with_are_refused(binding, message):
+  with pytest.raises(configuration.ConfigError, match=message) as error:
+    _parse([binding])(only_check=True)
+  assert '1 thing(s) to correct' in str(error.value)
+
+
+def test_problems_of_jobs_and_of_the_workload_come_together():
+  bindings = [
+    'acceptance_rate.measure.lenience = (2.0,)',
+    'walltime.measure.repeats = "many"',
+    'TEMPERATURE = "hot"',
+    'draft/workload.Network.layout = "foo"',
+  ]
+  with pytest.raises(configuration.ConfigError, match='3 thing') as error:
+    _parse(bindings)(only_check=True)
+  for word in ("'many'", "'hot'", "'foo'"):
+    assert word in str(error.value)
+
+
+def test_a_job_without_a_value_for_an_argument_is_refused():
+  from spec_decode.measure import curves
+
+  with pytest.raises(configuration.ConfigError, match="argument: 'name'"):
+    experiment.run([curves.measure], 'out', 'theory', only_check=True)
+
+
+def test_a_curve_that_is_none_is_refused():
+  run = _parse(['CURVES = "figure9"'], ['configs/runs/theory.gin'])
+  with pytest.raises(configuration.ConfigError, match="table1.*got 'figure9'"):
+    run(only_check=True)
+
+
+def test_jobs_with_a_scope_are_checked_with_its_bindings(tmp_path):
+  file = tmp_path / 'scoped.gin'
+  file.write_text("""
+from __gin__ import dynamic_registration
+from spec_decode import experiment
+from spec_decode.measure import curves
+experiment.run.jobs = (@mine/curves.measure,)
+experiment.run.output_dir = 'out'
+experiment.run.name = 'scoped'
+mine/curves.measure.name = %NAME
+""")
+  assert _parse(['NAME = "table1"'], [str(file)])(only_check=True) is None
+  gin.clear_config()
+  with pytest.raises(configuration.ConfigError, match="got 'figure9'"):
+    _parse(['NAME = "figure9"'], [str(file)])(only_check=True)
+
+
+@pytest.mark.parametrize(
+  'run, binding, message',
+  [
+    ('benchmark', 'benchmark.measure.repeats = 0', 'repeats >= 1, got 0'),
+    ('benchmark', 'benchmark.measure.widths = "x"', 'widths to be of type'),
+    ('convert_to_t5x', 'convert.to_t5x.layout = "zip"', "got 'zip'"),
+  ],
+)
+def test_jobs_without_a_workload_are_checked(run, binding, message):
+  with pytest.raises(configuration.ConfigError, match=message):
+    _parse([binding], [f'configs/runs/{run}.gin'])(only_check=True)
+
+
+def test_refusals_are_in_words_of_this_project_alone():
+  bad = 'workload.Workload.lenience = 2.0'
+  with pytest.raises(configuration.ConfigError) as error:
+    _parse([bad])(only_check=True)
+  assert 'In call to configurable' in str(error.value)  # gin's doing
+  assert configuration.words(error.value).endswith('got 2.0. 1 is exact.')
+
+
+def test_a_row_with_values_that_cannot_be_made_is_refused_by_a_sweep(tmp_path):
+  """Such as a sampling whose own checks fail: gin makes it for the call."""
+  row = tmp_path / 'row.gin'
+  row.write_text(
+    'from __gin__ import dynamic_registration\n'
+    'from spec_decode import sampling\nfrom spec_decode import workload\n'
+    'workload.Workload.draft_sampling = @sampling.Sampling()\n'
+    'sampling.Sampling.top_p = 3.0\n'
+  )
+  files = ('configs/runs/quickstart.gin', str(row))
+  rows = [experiment.Rows(files=files, folders=('t',))]
+  with pytest.raises(configuration.ConfigError, match='top_p') as error:
+    experiment.sweep(rows, str(tmp_path))
+  assert 'In call to configurable' not in str(error.value)
 
 
 def test_a_missing_source_of_prompts_to_go_on_from_is_refused():
@@ -278,3 +414,4 @@ def test_the_command_line_refuses_in_words_and_with_a_status():
   assert result.returncode == 2
   assert 'Did you mean GAMMA' in result.stderr
   assert 'Traceback' not in result.stderr
+  assert 'configurable' not in result.stderr

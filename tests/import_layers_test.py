@@ -15,7 +15,7 @@ PACKAGE = ROOT / 'spec_decode'
 # Layer by layer, in the order of reading: a module may import what stands
 # above it. A folder stands for all its modules.
 LAYERS = [
-  ['sampling', 'randomness', 'acceptance', 'theory'],
+  ['checks', 'sampling', 'randomness', 'acceptance', 'theory'],
   ['language_model', 'autoregressive', 'speculative'],
   [
     'models.layers',

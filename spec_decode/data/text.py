@@ -18,6 +18,8 @@ import pathlib
 import numpy as np
 import sentencepiece
 
+from spec_decode import checks
+
 ASSETS = pathlib.Path(__file__).parent.parent / 'assets'
 
 
@@ -62,7 +64,13 @@ class Vocabulary:
       )
     content = pathlib.Path(self.path).read_bytes()
     self.fingerprint = fingerprint(content, extra_ids)
-    self._model = sentencepiece.SentencePieceProcessor(model_proto=content)
+    try:
+      self._model = sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+      raise ValueError(
+        f'Expected a SentencePiece model in {self.path!r}, got another file.'
+        ' Give the path of one.'
+      ) from error
     self.size = self._model.vocab_size() + extra_ids
 
   def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -260,20 +268,27 @@ class Prompts:
 
   def problems(self) -> list[str]:
     """What keeps these prompts from being used, each with its remedy."""
+    found = checks.mistyped(Prompts, vars(self))
+    if found:
+      return found
     if self.continued not in (None, 'inputs', 'targets'):
       return [
         "Expected continued to be 'inputs', 'targets' or None, got"
         f' {self.continued!r}.'
       ]
     if self.num_examples is not None and self.num_examples < 1:
-      return [
+      found.append(
         f'Expected num_examples >= 1, or None for all, got {self.num_examples}.'
-      ]
+      )
+    # Nothing at all to read is unconditional generation.
+    least = 0 if self.continued and self.truncate else 1
+    found += checks.below(least, vars(self), 'input_length')
+    if found:
+      return found
     try:
       rows = self._rows
     except (FileNotFoundError, ValueError) as error:
       return [str(error)]
-    found = []
     long = [i for i, row in enumerate(rows) if len(row) > self.input_length]
     if long and not self.truncate:
       worst = max(len(rows[i]) for i in long)

@@ -20,12 +20,24 @@ import tqdm
 
 from spec_decode import acceptance
 from spec_decode import autoregressive
+from spec_decode import checks
 from spec_decode import randomness
 from spec_decode import sampling as sampling_lib
 from spec_decode.data import text
 from spec_decode.drafts import ModelDraft
 from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
+
+
+def problems(lenience: tuple[float, ...], **arguments) -> list[str]:
+  """What `measure` cannot work on."""
+  found = checks.below(1, arguments, 'num_tokens', 'batch_size')
+  if not lenience or not all(0 < each <= 1 for each in lenience):
+    found.append(
+      f'Expected levels of lenience, each in (0, 1], got {lenience}. (1.0,) is'
+      ' the exact one.'
+    )
+  return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import tqdm
 
+from spec_decode import checks
 from spec_decode.autoregressive import Limits
 from spec_decode.measure import costs as costs_lib
 from spec_decode.sampling import Sampling
@@ -74,6 +75,18 @@ class _Pair:
   def costs(self, batch: int, gamma: int, capacity: int) -> costs_lib.Costs:
     config, rest = self._arguments(batch, gamma, capacity)
     return costs_lib.costs(config, *rest, repeats=self.repeats)
+
+
+def problems(
+  target: Network, draft: Network, temperature: float, **arguments
+) -> list[str]:
+  """What `measure` cannot work on."""
+  found = target.problems() + draft.problems()
+  found += checks.below(0, {'temperature': temperature}, 'temperature')
+  return found + checks.below(
+    1, arguments, 'gamma', 'widths', 'batch_sizes', 'capacities',
+    'input_length', 'repeats',
+  )  # fmt: skip
 
 
 def measure(

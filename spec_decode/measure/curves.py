@@ -15,15 +15,16 @@ _ALPHA = np.round(np.arange(0, 1.001, 0.01), 2)
 _BELOW_ONE = _ALPHA[_ALPHA < 0.995]
 
 
-def measure(output_dir: str, name: str) -> dict[str, Any]:
-  """The numbers of one table or figure, by name.
+def problems(name: str, **_) -> list[str]:
+  """What `measure` does not know."""
+  if name in CURVES:
+    return []
+  return [f'Expected a name of {sorted(CURVES)}, got {name!r}. Choose one.']
 
-  Raises:
-    ValueError: no such name.
-  """
+
+def measure(output_dir: str, name: str) -> dict[str, Any]:
+  """The numbers of one table or figure, by its name in `CURVES`."""
   del output_dir
-  if name not in CURVES:
-    raise ValueError(f'Expected one of {sorted(CURVES)}, got {name!r}.')
   return CURVES[name]()
 
 

@@ -18,6 +18,7 @@ from jax.scipy import special
 import numpy as np
 import tqdm
 
+from spec_decode import checks
 from spec_decode import sampling as sampling_lib
 from spec_decode.data import text
 from spec_decode.measure import acceptance_rate
@@ -29,14 +30,27 @@ LEAST_EXPECTED = 10
 _logits = jax.jit(acceptance_rate.model_logits, static_argnums=0)
 
 
-def problems(workload: Workload) -> list[str]:
+def problems(
+  workload: Workload, num_samples: int = 1, rows: int = 1, **arguments
+) -> list[str]:
   """What `measure` cannot work on."""
-  if workload.temperature > 0:
-    return []
-  return [
-    'Expected temperature > 0 for the samples, got 0. The ids are compared at 0'
-    ' whatever it is.'
-  ]
+  arguments |= {'num_samples': num_samples, 'rows': rows}
+  found = checks.below(0, arguments, 'gammas', 'law_gammas', 'padding')
+  found += checks.below(
+    1, arguments, 'batch_sizes', 'num_prompts', 'num_samples', 'num_tokens',
+    'rows',
+  )  # fmt: skip
+  if workload.temperature == 0:
+    found.append(
+      'Expected temperature > 0 for the samples, got 0. The ids are compared at'
+      ' 0 whatever it is.'
+    )
+  if rows > 0 and num_samples % rows:
+    found.append(
+      f'Expected num_samples to be a multiple of rows, got {num_samples} and'
+      f' {rows}. Change one of them.'
+    )
+  return found
 
 
 def measure(
@@ -75,16 +89,8 @@ def measure(
     and by how much the target's logits prefer plain decoding's token where
     each of these first differs; under 'law' for each prompt and gamma the
     tests of the first token and of all tokens of a sample.
-
-  Raises:
-    ValueError: samples that do not fill batches of `rows`.
   """
   del output_dir, earlier
-  if num_samples % rows:
-    raise ValueError(
-      f'Expected num_samples to be a multiple of rows, got {num_samples} and'
-      f' {rows}.'
-    )
   return {
     'ids': _compare_ids(workload, gammas, batch_sizes, padding),
     'law': _compare_laws(

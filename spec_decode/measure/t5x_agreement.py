@@ -18,7 +18,7 @@ from spec_decode.measure import exactness
 from spec_decode.workload import Workload
 
 
-def problems(workload: Workload) -> list[str]:
+def problems(workload: Workload, **_) -> list[str]:
   """What `measure` cannot work on."""
   if not workload.mask and workload.temperature == 0:
     return []

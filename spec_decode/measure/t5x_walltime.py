@@ -16,20 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
+from spec_decode import checks
 from spec_decode.measure import costs as costs_lib
 from spec_decode.workload import Workload
 
 NAMES = ('stock', 'stock_gather', 'plain', 'speculative')
 
 
-def problems(workload: Workload) -> list[str]:
+def problems(workload: Workload, **arguments) -> list[str]:
   """What `measure` cannot work on."""
-  if not workload.mask:
-    return []
-  return [
-    'Expected mask=False: stock T5X masks no ids, so the two would not sample'
-    ' from the same distribution.'
-  ]
+  found = checks.below(1, arguments, 'num_batches', 'repeats')
+  if workload.mask:
+    found.append(
+      'Expected mask=False: stock T5X masks no ids, so the two would not sample'
+      ' from the same distribution.'
+    )
+  return found
 
 
 def measure(

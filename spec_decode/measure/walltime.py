@@ -16,6 +16,7 @@ import numpy as np
 import tqdm
 
 from spec_decode import autoregressive
+from spec_decode import checks
 from spec_decode import speculative
 from spec_decode import theory
 from spec_decode.measure import costs as costs_lib
@@ -24,11 +25,12 @@ from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
 
-def problems(workload: Workload) -> list[str]:
+def problems(workload: Workload, **arguments) -> list[str]:
   """What `measure` cannot work on."""
-  if workload.gamma:
-    return []
-  return ['Expected gamma >= 1 to time speculation, got 0.']
+  found = checks.below(1, arguments, 'num_batches', 'repeats', 'gammas')
+  if workload.gamma == 0:
+    found.append('Expected gamma >= 1 to time speculation, got 0. Raise it.')
+  return found
 
 
 def measure(

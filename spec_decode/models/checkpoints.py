@@ -72,10 +72,8 @@ def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
   """
   path = absolute(path)
   read, place = _layout(path)
-  arrays, expected = read(place), expected_shapes(config)
-  if 'shared.weight' in arrays:
-    arrays = hugging_face.renamed(arrays, expected)
-  _check(path, _forms(arrays), expected)
+  expected = expected_shapes(config)
+  arrays = _fitting(path, read(place), expected)
   dtype = jnp.float32 if dtype is None else dtype
   # Popped, so that a stored copy is freed once it is converted.
   params = {name: jnp.asarray(arrays.pop(name), dtype) for name in expected}
@@ -88,26 +86,37 @@ def absolute(path: Path) -> epath.Path:
   return path if '://' in os.fspath(path) else path.resolve()
 
 
-def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-  """Compares the names and shapes of a T5X checkpoint; reads no array.
+def check(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+  """Compares names and shapes, as `load` does; reads no array.
 
   Args:
-    path: a checkpoint_N directory.
+    path: a file or directory in one of the layouts of `_FORMATS`.
     expected: name -> shape of all that it has to hold, and nothing else.
 
   Raises:
     FileNotFoundError: nothing is there.
-    ValueError: it is not T5X's, or a name or shape differs; as `load`.
+    ValueError: as `load`.
   """
   path = absolute(path)
   read, place = _layout(path)
-  shapes = {_read_legacy: _legacy_shapes, _read_orbax: _orbax_shapes}.get(read)
-  if shapes is None:
+  shapes = {
+    _read_safetensors: _safetensors_shapes,
+    _read_shards: _shards_shapes,
+    _read_legacy: _legacy_shapes,
+    _read_orbax: _orbax_shapes,
+  }
+  _fitting(path, shapes[read](place), expected)
+
+
+def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+  """As `check`, and refuses layouts that T5X does not read."""
+  path = absolute(path)
+  if _layout(path)[0] not in (_read_legacy, _read_orbax):
     raise ValueError(
       f'{path} is not in a layout of T5X. configs/runs/convert_to_t5x.gin'
       ' writes one.'
     )
-  _check(path, shapes(place), expected)
+  check(path, expected)
 
 
 def _layout(path: epath.Path) -> tuple[Callable, epath.Path]:
@@ -144,6 +153,14 @@ def _forms(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
     else f'{x.dtype}'
     for name, x in arrays.items()
   }
+
+
+def _fitting(path: epath.Path, arrays: Mapping, expected: Mapping) -> dict:
+  """Arrays, or their shapes, by T5X's names; raises unless they fit."""
+  if 'shared.weight' in arrays:
+    arrays = hugging_face.renamed(arrays, expected)
+  _check(path, _forms(arrays), expected)
+  return arrays
 
 
 def _check(path: epath.Path, found: Mapping, expected: Mapping) -> None:
@@ -211,11 +228,25 @@ def _read_safetensors(path: epath.Path) -> Arrays:
   return {name: file.get_tensor(name) for name in file.offset_keys()}
 
 
-def _read_shards(path: epath.Path) -> Arrays:
+def _safetensors_shapes(path: epath.Path) -> Arrays:
+  """Zeros in the place of what a file holds, which take no memory."""
+  file, arrays = _open_safetensors(path), {}
+  for name in file.offset_keys():
+    stored = file.get_slice(name)
+    shape = stored.get_shape()
+    dtype = (stored[:0] if shape else file.get_tensor(name)).dtype
+    arrays[name] = np.broadcast_to(np.zeros((), dtype), shape)
+  return arrays
+
+
+def _read_shards(path: epath.Path, read=_read_safetensors) -> Arrays:
   """Arrays of a Hugging Face directory with more than one file."""
   index = json.loads((path / _HF_INDEX).read_text())['weight_map']
-  shards = [_read_safetensors(path / name) for name in set(index.values())]
+  shards = [read(path / name) for name in set(index.values())]
   return {name: x for shard in shards for name, x in shard.items()}
+
+
+_shards_shapes = functools.partial(_read_shards, read=_safetensors_shapes)
 
 
 def _legacy_tree(path: epath.Path) -> dict[str, Any]:
@@ -237,12 +268,10 @@ def _legacy_shapes(path: epath.Path) -> dict[str, Any]:
     # Files differ in where they say it.
     jnp.dtype(spec['metadata'].get('dtype') or spec['dtype']),
   )
-  return _forms(
-    {
-      name: stored(x) if isinstance(x, dict) else x
-      for name, x in _legacy_tree(path).items()
-    }
-  )
+  return {
+    name: stored(x) if isinstance(x, dict) else x
+    for name, x in _legacy_tree(path).items()
+  }
 
 
 def _read_legacy(path: epath.Path) -> Arrays:
@@ -274,7 +303,7 @@ def _zarr(path: epath.Path, **options) -> ts.TensorStore:
 def _orbax_shapes(path: epath.Path) -> dict[str, Any]:
   with ocp.PyTreeCheckpointer() as checkpointer:
     _, tree = _unwrap(checkpointer.metadata(path).item_metadata.tree)
-  return _forms(traverse_util.flatten_dict(tree, sep='/'))
+  return traverse_util.flatten_dict(tree, sep='/')
 
 
 def _read_orbax(path: epath.Path) -> Arrays:

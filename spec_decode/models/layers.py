@@ -5,7 +5,6 @@ Shape letters: B batch, W chunk width, L key length, H heads, D head size,
 E embedding size, V (padded) vocabulary.
 """
 
-from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -40,7 +39,7 @@ class T5Config:
   num_decoder_layers: int = struct.field(pytree_node=False, default=6)
   head_dim: int = struct.field(pytree_node=False, default=64)
   mlp_dim: int = struct.field(pytree_node=False, default=2048)
-  mlp_activations: Sequence[str] = struct.field(
+  mlp_activations: tuple[str, ...] = struct.field(
     pytree_node=False, default=('relu',)
   )
   dropout_rate: float = struct.field(pytree_node=False, default=0.0)
