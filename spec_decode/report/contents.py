@@ -258,12 +258,10 @@ def _figure5(root: str) -> str:
     f'{work["target"]} with {work["draft"]}, {work["task"]}, temperature'
     f' {work["temperature"]:g}; n = 1 example, {tables.machine(record)}.'
     f' Status: {tables.status(root, record)}. "ms" is a run without the'
-    ' profiler; the columns'
-    ' after it are of another run, under it. A draft call lasts until the next'
-    ' call begins, so drawing its guess is in it. "between" is what neither'
-    ' model does: setting up, the test of the guesses, the extra token,'
-    ' bookkeeping.'
-    f'\n\n{markdown(rows)}'
+    ' profiler; the columns after it are of another run, under it. A draft call'
+    ' lasts until the next call begins, so drawing its guess is in it.'
+    ' "between" is what neither model does: setting up, the test of the'
+    f' guesses, the extra token, bookkeeping.\n\n{markdown(rows)}'
   )
 
 
