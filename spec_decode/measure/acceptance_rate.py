@@ -29,17 +29,6 @@ from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
 
-def problems(lenience: tuple[float, ...], **arguments) -> list[str]:
-  """What `measure` cannot work on."""
-  found = checks.below(1, arguments, 'num_tokens', 'batch_size')
-  if not lenience or not all(0 < each <= 1 for each in lenience):
-    found.append(
-      f'Expected levels of lenience, each in (0, 1], got {lenience}. (1.0,) is'
-      ' the exact one.'
-    )
-  return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Ratio:
   """sum(parts) / sum(wholes) over examples, with its standard error.
@@ -247,6 +236,18 @@ def _decoded(workload: Workload, batch_size: int, least: int) -> dict[str, Any]:
     'beta_tested_error': beta.error,
     **counts(**columns),
   }
+
+
+def problems(lenience: tuple[float, ...], **arguments) -> list[str]:
+  """What `measure` cannot work on."""
+  found = checks.below(1, arguments, 'num_tokens', 'batch_size')
+  found += checks.below(0, arguments, 'num_decoded')
+  if not lenience or not all(0 < each <= 1 for each in lenience):
+    found.append(
+      f'Expected levels of lenience, each in (0, 1], got {lenience}. (1.0,) is'
+      ' the exact one.'
+    )
+  return found
 
 
 def measure(
