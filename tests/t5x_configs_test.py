@@ -6,6 +6,7 @@ import functools
 import json
 import pathlib
 import sys
+import types
 
 from flax import traverse_util
 import gin
@@ -128,6 +129,7 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   assert f'--gin_file=configs/runs/{path.name}' in header
   expected = {'temperature': 0.0, 'gamma': 3}
   if not shipped:
+    assert 'partitioning.PjitPartitioner.num_partitions=N' in header
     row = published(path)
     expected = {key: float(row[key]) for key in expected}
     for figure in (
@@ -151,6 +153,40 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   manager = arguments['restore_checkpoint_cfg'].checkpoint_manager_cls
   state = manager('', None, None)  # bound by gin: the draft's path is there
   assert state.draft_path == '/nowhere/checkpoint_1'
+
+
+@pytest.mark.parametrize('batch_size', [1, 6])
+@pytest.mark.parametrize('program', ['infer', 'eval'])
+def test_a_batch_that_the_data_axis_does_not_divide_is_refused(
+  batch_size, program, monkeypatch
+):
+  """As these files have it on four devices, before anything is restored."""
+  if program == 'infer':
+    arguments = bound(
+      ['configs/runs/t5x_infer_ende_small_t0.gin'],
+      [*REQUIRED, VOCABULARY_FILE],
+      monkeypatch,
+    )
+  else:
+    arguments = evaluation(monkeypatch)
+  four = types.SimpleNamespace(
+    data_mesh_size=4, mesh=types.SimpleNamespace(size=4)
+  )
+  message = f'4, divides, got {batch_size}'
+  with pytest.raises(ValueError, match=message) as error:
+    arguments['train_state_initializer_cls'](
+      input_shapes={'encoder_input_tokens': (batch_size, 8)}, partitioner=four
+    )
+  # The remedy is one that T5X's files take.
+  remedy = 'partitioning.PjitPartitioner.num_partitions'
+  assert f'--gin.{remedy}=4' in str(error.value)
+  gin.clear_config()
+  parse(
+    ['configs/runs/t5x_infer_ende_small_t0.gin'],
+    [*REQUIRED, f'{remedy} = 4'],
+    monkeypatch,
+  )
+  assert gin.query_parameter(remedy) == 4
 
 
 def test_every_row_of_the_table_has_a_run():
@@ -186,7 +222,8 @@ def test_every_size_has_the_tree_and_axes_of_t5x(number, monkeypatch):
       assert f'{round(size(config) / 1e6):,} M parameters' in header
 
 
-def test_evaluation_binds_too(monkeypatch):
+def evaluation(monkeypatch):
+  """What `t5x.eval.evaluate` would be called with."""
   names = ('eval', 'target_1_0_base', 'draft_1_0_small', 'task_ende')
   parse(
     [f'configs/t5x/{name}.gin' for name in names],
@@ -199,7 +236,11 @@ def test_evaluation_binds_too(monkeypatch):
     ],
     monkeypatch,
   )
-  arguments = gin.get_configurable(EVALUATE)()
+  return gin.get_configurable(EVALUATE)()
+
+
+def test_evaluation_binds_too(monkeypatch):
+  arguments = evaluation(monkeypatch)
   assert arguments['model'].speculation.draft.gamma == 7
   manager = arguments['restore_checkpoint_cfg'].checkpoint_manager_cls
   assert manager('', None, None).draft_path == '/nowhere/checkpoint_1'
