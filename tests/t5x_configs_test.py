@@ -121,7 +121,7 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   if not shipped:
     bindings.append(VOCABULARY_FILE)
   arguments = bound(files, bindings, monkeypatch)
-  configuration.refuse_idle_scopes(INFER)
+  configuration.refuse_idle_names(INFER)
   model = arguments['model']
   assert isinstance(model, t5x_model.SpeculativeEncoderDecoderModel)
   config = model.module.config
@@ -228,7 +228,7 @@ def evaluation(monkeypatch):
   parse(
     [f'configs/t5x/{name}.gin' for name in names],
     [
-      *REQUIRED,
+      *REQUIRED[:2],
       "EVAL_OUTPUT_DIR = '/nowhere'",
       'TEMPERATURE = 0.0',
       'GAMMA = 7',
@@ -236,6 +236,7 @@ def evaluation(monkeypatch):
     ],
     monkeypatch,
   )
+  configuration.refuse_idle_names(EVALUATE)
   return gin.get_configurable(EVALUATE)()
 
 
@@ -246,11 +247,27 @@ def test_evaluation_binds_too(monkeypatch):
   assert manager('', None, None).draft_path == '/nowhere/checkpoint_1'
 
 
-def test_a_mistyped_scope_is_refused(monkeypatch):
-  bindings = [*REQUIRED, 'drafft/network.T5Config.emb_dim = 3']
+@pytest.mark.parametrize(
+  'binding, message',
+  [
+    ('drafft/network.T5Config.emb_dim = 3', 'Did you mean draft/'),
+    ('GAMA = 7', 'GAMA is bound.*Did you mean GAMMA'),
+    ('TEMPRATURE = 1.0', 'Did you mean TEMPERATURE'),
+    ("CHECKPOINT_PAHT = '/x'", 'Did you mean CHECKPOINT_PATH'),
+  ],
+)
+def test_mistyped_names_are_refused(binding, message, monkeypatch):
+  bindings = [*REQUIRED, binding]
   parse(['configs/runs/t5x_infer_debian.gin'], bindings, monkeypatch)
-  with pytest.raises(configuration.ConfigError, match='Did you mean draft/'):
-    configuration.refuse_idle_scopes(INFER)
+  with pytest.raises(configuration.ConfigError, match=message):
+    configuration.refuse_idle_names(INFER)
+
+
+def test_all_that_has_no_value_is_named_at_once(monkeypatch):
+  with pytest.raises(configuration.ConfigError) as error:
+    parse(['configs/runs/t5x_infer_ende_small_t0.gin'], [], monkeypatch)
+  for name in ('CHECKPOINT_PATH', 'DRAFT_CHECKPOINT_PATH', 'INFER_OUTPUT_DIR'):
+    assert f'--gin.{name}=' in str(error.value)
 
 
 def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
@@ -261,6 +278,8 @@ def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
   bindings = [*REQUIRED, f"DRAFT_CHECKPOINT_PATH = '{path}'"]
   draft = bound(files, bindings, monkeypatch)['model'].draft
   assert draft == t5x_model.NGramDraft(path)
+  # The network whose place it takes is still bound.
+  configuration.refuse_idle_names(INFER)
 
 
 def test_a_draft_of_another_vocabulary_is_refused(monkeypatch):
