@@ -5,6 +5,8 @@ import csv
 import functools
 import json
 import pathlib
+import re
+import shlex
 import sys
 import types
 
@@ -187,6 +189,35 @@ def test_a_batch_that_the_data_axis_does_not_divide_is_refused(
     monkeypatch,
   )
   assert gin.query_parameter(remedy) == 4
+
+
+def test_the_commands_of_the_readme_are_whole(monkeypatch):
+  """They parse, and every flag has an effect."""
+  (section,) = re.findall(
+    r'\n## With T5X\n.*?(?=\n## )', (ROOT / 'README.md').read_text(), re.DOTALL
+  )
+  script = section.replace('\\\n', ' ')
+  commands = [
+    shlex.split(line)[3:]
+    for line in script.splitlines()
+    if line.startswith('python -m spec_decode.run --gin_file=configs/runs/t5x_')
+  ]
+  assert len(commands) == 3
+  for flags in commands:
+    gin.clear_config()
+    files = [flag.partition('=')[2] for flag in flags if '--gin_file=' in flag]
+    bindings = [flag[6:] for flag in flags if flag.startswith('--gin.')]
+    assert len(files) + len(bindings) == len(flags)
+    parse(files, bindings, monkeypatch)
+    configuration.refuse_idle_names(INFER)
+  # Other devices, another mesh.
+  (mesh,) = re.findall(r'```\n(--gin.*?)```', section, re.DOTALL)
+  more = [flag.removeprefix('--gin.') for flag in shlex.split(mesh)]
+  gin.clear_config()
+  parse(files, bindings + more, monkeypatch)
+  tile = gin.query_parameter(more[-1].partition('=')[0])
+  assert tile == (2, 2, 1, 1)
+  assert gin.query_parameter(more[0].partition('=')[0]) is None
 
 
 def test_every_row_of_the_table_has_a_run():
