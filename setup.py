@@ -56,7 +56,11 @@ setuptools.setup(
   ],
   extras_require={
     # SeqIO and TFDS tasks. They bring TensorFlow. TFDS imports
-    # importlib_resources without asking for it.
+    # importlib_resources without asking for it. t5 requires the nightlies of
+    # both, which lie in the same folders and are older; asked for here
+    # too, the releases come last, since pip installs what others need first.
+    # Where they were there before, install them again:
+    # pip install --force-reinstall --no-deps seqio tensorflow-datasets
     'data': DATA,
     # What T5X needs. T5X itself has no release and requires what contradicts
     # itself: scripts/t5x_requirements.txt, with --no-deps. It still uses parts

@@ -106,7 +106,7 @@ def _parse_file(file: str, search_paths: Sequence[str]) -> None:
 
 
 def _macros_without_values() -> list[str]:
-  """Names that bindings refer to as %NAME and that nothing gives a value."""
+  """Names referred to as %NAME, or called required, that have no value."""
   config = gin.config._CONFIG
   named = {
     scope
@@ -115,7 +115,14 @@ def _macros_without_values() -> list[str]:
     for scope, selector in _references(value, '')
     if selector == 'gin.macro'
   }
-  return sorted(name for name in named if (name, 'gin.macro') not in config)
+  given = {scope for scope, selector in config if selector == 'gin.macro'}
+  required = {
+    name
+    for name in given
+    if ('gin.REQUIRED', 'gin.constant')
+    in _references(config[name, 'gin.macro']['value'], '')
+  }
+  return sorted(named - given | required)
 
 
 def t5x_search_paths() -> list[str]:
@@ -125,19 +132,27 @@ def t5x_search_paths() -> list[str]:
   return [os.path.dirname(folder) for folder in folders]
 
 
-def refuse_idle_scopes(entry: Callable) -> None:
-  """Refuses scoped bindings that nothing below a function of T5X uses.
+def refuse_idle_names(entry: Callable) -> None:
+  """Refuses macros and scopes that no binding below or beside `entry` names.
 
-  Unscoped ones are let through: T5X's own files have some.
+  Whatever is bound without a scope is let through with all that it refers to:
+  T5X's own files bind its model, which ours stands in for, and a file may put
+  n-gram tables in the place of a network.
+
+  Args:
+    entry: a function of T5X.
 
   Raises:
     ConfigError: there are any.
   """
-  _refuse([x for x in unreachable_bindings(entry) if '/' in x.split()[0]])
+  beside = [selector for scope, selector in gin.config._CONFIG if not scope]
+  _refuse(unreachable_bindings(entry, beside))
 
 
-def unreachable_bindings(root: Callable) -> list[str]:
-  """Bindings that no path of references from `root` leads to."""
+def unreachable_bindings(
+  root: Callable, beside: Iterable[str] = ()
+) -> list[str]:
+  """Bindings that no path of references from `root` or `beside` leads to."""
   config = gin.config._CONFIG  # gin offers no other way to walk it
   wanted = gin.config._REGISTRY.get_match(
     f'{root.__module__}.{root.__name__}'
@@ -145,7 +160,7 @@ def unreachable_bindings(root: Callable) -> list[str]:
   if wanted is None or not config:
     return []  # called directly, without a gin file
   reached: set[tuple[str, str]] = set()
-  queue = [('', wanted.selector)]
+  queue = [('', selector) for selector in (wanted.selector, *beside)]
   while queue:
     scope, selector = queue.pop()
     if (scope, selector) in reached:

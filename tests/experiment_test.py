@@ -6,6 +6,7 @@ import math
 import pathlib
 import subprocess
 import sys
+import types
 
 import gin
 import pytest
@@ -14,6 +15,7 @@ import tiny
 from spec_decode import configuration
 from spec_decode import experiment
 from spec_decode import records
+from spec_decode import run
 
 ROOT = pathlib.Path(__file__).parent.parent
 RUNS = sorted(
@@ -333,9 +335,17 @@ def test_a_missing_source_of_prompts_to_go_on_from_is_refused():
   assert 'gamma >= 0' in str(error.value)
 
 
-def test_a_value_that_a_file_calls_required_is_asked_for():
-  with pytest.raises(configuration.ConfigError, match='GAMMA.*REQUIRED'):
-    _parse(['GAMMA = %gin.REQUIRED'])
+def test_all_values_that_a_file_calls_required_are_asked_for():
+  names = ('GAMMA', 'TEMPERATURE')
+  with pytest.raises(configuration.ConfigError) as error:
+    _parse([f'{name} = %gin.REQUIRED' for name in names])
+  for name in names:
+    assert f'Expected a value for {name}, got none' in str(error.value)
+  # A parameter is not a macro: gin itself asks for it.
+  gin.clear_config()
+  binding = 'workload.Workload.lenience = %gin.REQUIRED'
+  with pytest.raises(configuration.ConfigError, match='lenience.*REQUIRED'):
+    _parse([binding])
 
 
 def test_texts_beyond_a_table_of_positions_are_refused_first():
@@ -403,6 +413,25 @@ def test_every_model_config_builds_what_its_header_says(path):
 
 def _built(parameter):
   return gin.query_parameter(parameter).scoped_configurable_fn()
+
+
+def test_jobs_that_every_process_would_repeat_are_refused(monkeypatch, capsys):
+  """Before the processes meet."""
+  for name, value in (
+    ('_FILES', ['configs/runs/quickstart.gin']),
+    ('_BINDINGS', []),
+    ('_PATHS', ['.']),
+    ('_PROCESSES', ['localhost:1', '2', '0']),
+  ):
+    monkeypatch.setattr(run, name, types.SimpleNamespace(value=value))
+  monkeypatch.setattr(run, '_called', [])
+  for module, name in ((run, '_join'), (experiment, 'main')):
+    refuse = lambda *_, name=name: pytest.fail(f'{name} was called')
+    monkeypatch.setattr(module, name, refuse)
+  with pytest.raises(SystemExit) as stop:
+    run.main(['run'])
+  assert stop.value.code == 2
+  assert 'on one host, without --distributed' in capsys.readouterr().err
 
 
 def test_the_command_line_refuses_in_words_and_with_a_status():

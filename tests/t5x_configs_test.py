@@ -5,7 +5,10 @@ import csv
 import functools
 import json
 import pathlib
+import re
+import shlex
 import sys
+import types
 
 from flax import traverse_util
 import gin
@@ -120,7 +123,7 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   if not shipped:
     bindings.append(VOCABULARY_FILE)
   arguments = bound(files, bindings, monkeypatch)
-  configuration.refuse_idle_scopes(INFER)
+  configuration.refuse_idle_names(INFER)
   model = arguments['model']
   assert isinstance(model, t5x_model.SpeculativeEncoderDecoderModel)
   config = model.module.config
@@ -128,6 +131,7 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   assert f'--gin_file=configs/runs/{path.name}' in header
   expected = {'temperature': 0.0, 'gamma': 3}
   if not shipped:
+    assert 'partitioning.PjitPartitioner.num_partitions=N' in header
     row = published(path)
     expected = {key: float(row[key]) for key in expected}
     for figure in (
@@ -151,6 +155,69 @@ def test_runs_bind_what_their_headers_say(path, monkeypatch):
   manager = arguments['restore_checkpoint_cfg'].checkpoint_manager_cls
   state = manager('', None, None)  # bound by gin: the draft's path is there
   assert state.draft_path == '/nowhere/checkpoint_1'
+
+
+@pytest.mark.parametrize('batch_size', [1, 6])
+@pytest.mark.parametrize('program', ['infer', 'eval'])
+def test_a_batch_that_the_data_axis_does_not_divide_is_refused(
+  batch_size, program, monkeypatch
+):
+  """As these files have it on four devices, before anything is restored."""
+  if program == 'infer':
+    arguments = bound(
+      ['configs/runs/t5x_infer_ende_small_t0.gin'],
+      [*REQUIRED, VOCABULARY_FILE],
+      monkeypatch,
+    )
+  else:
+    arguments = evaluation(monkeypatch)
+  four = types.SimpleNamespace(
+    data_mesh_size=4, mesh=types.SimpleNamespace(size=4)
+  )
+  message = f'4, divides, got {batch_size}'
+  with pytest.raises(ValueError, match=message) as error:
+    arguments['train_state_initializer_cls'](
+      input_shapes={'encoder_input_tokens': (batch_size, 8)}, partitioner=four
+    )
+  # The remedy is one that T5X's files take.
+  remedy = 'partitioning.PjitPartitioner.num_partitions'
+  assert f'--gin.{remedy}=4' in str(error.value)
+  gin.clear_config()
+  parse(
+    ['configs/runs/t5x_infer_ende_small_t0.gin'],
+    [*REQUIRED, f'{remedy} = 4'],
+    monkeypatch,
+  )
+  assert gin.query_parameter(remedy) == 4
+
+
+def test_the_commands_of_the_readme_are_whole(monkeypatch):
+  """They parse, and every flag has an effect."""
+  (section,) = re.findall(
+    r'\n## With T5X\n.*?(?=\n## )', (ROOT / 'README.md').read_text(), re.DOTALL
+  )
+  script = section.replace('\\\n', ' ')
+  commands = [
+    shlex.split(line)[3:]
+    for line in script.splitlines()
+    if line.startswith('python -m spec_decode.run --gin_file=configs/runs/t5x_')
+  ]
+  assert len(commands) == 3
+  for flags in commands:
+    gin.clear_config()
+    files = [flag.partition('=')[2] for flag in flags if '--gin_file=' in flag]
+    bindings = [flag[6:] for flag in flags if flag.startswith('--gin.')]
+    assert len(files) + len(bindings) == len(flags)
+    parse(files, bindings, monkeypatch)
+    configuration.refuse_idle_names(INFER)
+  # Other devices, another mesh.
+  (mesh,) = re.findall(r'```\n(--gin.*?)```', section, re.DOTALL)
+  more = [flag.removeprefix('--gin.') for flag in shlex.split(mesh)]
+  gin.clear_config()
+  parse(files, bindings + more, monkeypatch)
+  tile = gin.query_parameter(more[-1].partition('=')[0])
+  assert tile == (2, 2, 1, 1)
+  assert gin.query_parameter(more[0].partition('=')[0]) is None
 
 
 def test_every_row_of_the_table_has_a_run():
@@ -186,12 +253,13 @@ def test_every_size_has_the_tree_and_axes_of_t5x(number, monkeypatch):
       assert f'{round(size(config) / 1e6):,} M parameters' in header
 
 
-def test_evaluation_binds_too(monkeypatch):
+def evaluation(monkeypatch):
+  """What `t5x.eval.evaluate` would be called with."""
   names = ('eval', 'target_1_0_base', 'draft_1_0_small', 'task_ende')
   parse(
     [f'configs/t5x/{name}.gin' for name in names],
     [
-      *REQUIRED,
+      *REQUIRED[:2],
       "EVAL_OUTPUT_DIR = '/nowhere'",
       'TEMPERATURE = 0.0',
       'GAMMA = 7',
@@ -199,17 +267,38 @@ def test_evaluation_binds_too(monkeypatch):
     ],
     monkeypatch,
   )
-  arguments = gin.get_configurable(EVALUATE)()
+  configuration.refuse_idle_names(EVALUATE)
+  return gin.get_configurable(EVALUATE)()
+
+
+def test_evaluation_binds_too(monkeypatch):
+  arguments = evaluation(monkeypatch)
   assert arguments['model'].speculation.draft.gamma == 7
   manager = arguments['restore_checkpoint_cfg'].checkpoint_manager_cls
   assert manager('', None, None).draft_path == '/nowhere/checkpoint_1'
 
 
-def test_a_mistyped_scope_is_refused(monkeypatch):
-  bindings = [*REQUIRED, 'drafft/network.T5Config.emb_dim = 3']
+@pytest.mark.parametrize(
+  'binding, message',
+  [
+    ('drafft/network.T5Config.emb_dim = 3', 'Did you mean draft/'),
+    ('GAMA = 7', 'GAMA is bound.*Did you mean GAMMA'),
+    ('TEMPRATURE = 1.0', 'Did you mean TEMPERATURE'),
+    ("CHECKPOINT_PAHT = '/x'", 'Did you mean CHECKPOINT_PATH'),
+  ],
+)
+def test_mistyped_names_are_refused(binding, message, monkeypatch):
+  bindings = [*REQUIRED, binding]
   parse(['configs/runs/t5x_infer_debian.gin'], bindings, monkeypatch)
-  with pytest.raises(configuration.ConfigError, match='Did you mean draft/'):
-    configuration.refuse_idle_scopes(INFER)
+  with pytest.raises(configuration.ConfigError, match=message):
+    configuration.refuse_idle_names(INFER)
+
+
+def test_all_that_has_no_value_is_named_at_once(monkeypatch):
+  with pytest.raises(configuration.ConfigError) as error:
+    parse(['configs/runs/t5x_infer_ende_small_t0.gin'], [], monkeypatch)
+  for name in ('CHECKPOINT_PATH', 'DRAFT_CHECKPOINT_PATH', 'INFER_OUTPUT_DIR'):
+    assert f'--gin.{name}=' in str(error.value)
 
 
 def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
@@ -220,6 +309,8 @@ def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
   bindings = [*REQUIRED, f"DRAFT_CHECKPOINT_PATH = '{path}'"]
   draft = bound(files, bindings, monkeypatch)['model'].draft
   assert draft == t5x_model.NGramDraft(path)
+  # The network whose place it takes is still bound.
+  configuration.refuse_idle_names(INFER)
 
 
 def test_a_draft_of_another_vocabulary_is_refused(monkeypatch):

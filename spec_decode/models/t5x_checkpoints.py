@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two checkpoints into the one train state of a T5X model with a draft."""
 
+from collections.abc import Mapping
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ from flax.core import unfreeze
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+from t5x import utils
 from t5x.checkpoints import OrbaxCheckpointManagerInterface
 
 from spec_decode.models import checkpoints
@@ -112,3 +114,35 @@ class SpeculativeCheckpointManager:
       f'{path} is a checkpoint of Mesh TensorFlow. Restore and save it with'
       ' T5X first: t5x/scripts/convert_tf_checkpoint.py.'
     )
+
+
+def train_state_initializer(
+  *, input_shapes: Mapping[str, tuple[int, ...]], partitioner: Any, **kwargs
+) -> utils.TrainStateInitializer:
+  """T5X's own, once the batch is known to fit the mesh.
+
+  For `train_state_initializer_cls` of `infer` and `evaluate`, where the two
+  first meet. T5X compares them only when the checkpoints are restored.
+
+  Args:
+    input_shapes: of the features, batch first.
+    partitioner: of T5X.
+    **kwargs: further arguments of `utils.TrainStateInitializer`.
+
+  Raises:
+    ValueError: the data axis of the mesh does not divide the batch.
+  """
+  (batch_size,) = {shape[0] for shape in input_shapes.values()}
+  shards = partitioner.data_mesh_size
+  if batch_size % shards:
+    name = 'partitioning.PjitPartitioner'
+    raise ValueError(
+      f'Expected a batch size that the data axis of the mesh, {shards},'
+      f' divides, got {batch_size}. Put all {partitioner.mesh.size} devices on'
+      f' the model axis, --gin.{name}.num_partitions={partitioner.mesh.size}'
+      f' (or --gin.{name}.model_parallel_submesh), or give'
+      f' --gin.utils.DatasetConfig.batch_size={shards}.'
+    )
+  return utils.TrainStateInitializer(
+    input_shapes=input_shapes, partitioner=partitioner, **kwargs
+  )
