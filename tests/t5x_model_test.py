@@ -4,6 +4,7 @@
 Needs t5x, which is not on PyPI, on the Python path.
 """
 
+import copy
 import functools
 import json
 import pathlib
@@ -369,16 +370,30 @@ def test_what_cannot_work_is_refused_when_it_is_made():
 
 
 def test_vocabularies_are_compared_by_content(tmp_path):
-  shipped = text.ASSETS / 'debian' / 'vocab.model'
-  copied = tmp_path / 'elsewhere.model'
-  copied.write_bytes(shipped.read_bytes())
-  one, two, more = (
-    seqio.SentencePieceVocabulary(str(path), extra)
-    for path, extra in ((shipped, 0), (copied, 0), (copied, 100))
-  )
-  assert one != two  # to SeqIO, which asks for the path
-  assert t5x_model.content(one) == t5x_model.content(two)
-  assert t5x_model.content(one) != t5x_model.content(more)
+  """Equal are those with the same pieces at the same ids."""
+  shipped = str(text.ASSETS / 'debian' / 'vocab.model')
+  make = seqio.SentencePieceVocabulary
+  added = make(shipped, 100)
+  baked = tmp_path / 'elsewhere.model'
+  baked.write_bytes(added.sp_model)
+  baked = make(str(baked))
+  assert baked != added  # to SeqIO, which asks for the path
+  assert t5x_model.content(baked) == t5x_model.content(added)
+  ascending = make(shipped, 100, reverse_extra_ids=False)
+  for other in (make(shipped), make(shipped, 99), ascending):
+    assert t5x_model.content(other) != t5x_model.content(added)
+
+
+def test_a_task_of_another_vocabulary_is_refused():
+  model, other = make(), seqio.PassThroughVocabulary(23, eos_id=1)
+  t5x_model.verify_vocabularies(dataset(), model)
+  for side in ('input', 'output'):
+    changed = copy.copy(model)
+    setattr(changed, f'_{side}_vocabulary', other)
+    with pytest.raises(ValueError) as error:
+      t5x_model.verify_vocabularies(dataset(), changed)
+    want = f'{TASK} and model to have one {side} vocabulary, got {VOCABULARY}'
+    assert f'{want} and {other}.' in str(error.value)
 
 
 def test_tables_of_another_vocabulary_are_refused(tmp_path):

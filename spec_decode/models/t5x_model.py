@@ -27,6 +27,7 @@ from flax.linen.partitioning import AxisMetadata
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from sentencepiece import sentencepiece_model_pb2
 import seqio
 from t5x import models
 from t5x import utils
@@ -102,8 +103,15 @@ class NGramDraft:
 
   def check_vocabulary(self, vocabulary: seqio.Vocabulary) -> None:
     counted = (ngram.load_metadata(self.path) or {}).get('vocabulary')
+    used = str(vocabulary)
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+      # Of the file, since tables are counted by `text.Vocabulary`.
+      path = epath.Path(vocabulary.sentencepiece_model_file)
+      fingerprint = text.fingerprint(path.read_bytes(), vocabulary.extra_ids)
+    else:
+      fingerprint = used
     found = text.vocabulary_problems(
-      self.path, 'counted', counted, str(vocabulary), str(content(vocabulary))
+      self.path, 'counted', counted, used, fingerprint
     )
     if found:
       raise ValueError(*found)
@@ -316,10 +324,14 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
 
 
 def content(vocabulary: seqio.Vocabulary) -> Any:
-  """What two copies of one vocabulary have in common, wherever they lie."""
+  """What two copies of one vocabulary have in common, wherever they lie.
+
+  Of a SentencePiece model that is (piece, type) by id, whether its extra ids
+  stand in its file, as in T5X's, or are added to it, as by T5's tasks.
+  """
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    path = epath.Path(vocabulary.sentencepiece_model_file)
-    return text.fingerprint(path.read_bytes(), vocabulary.extra_ids)
+    model = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.sp_model)
+    return [(x.piece, x.type) for x in model.pieces]
   return vocabulary
 
 
