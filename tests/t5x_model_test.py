@@ -372,15 +372,15 @@ def test_what_cannot_work_is_refused_when_it_is_made():
 def test_vocabularies_are_compared_by_content(tmp_path):
   """Equal are those with the same pieces at the same ids."""
   shipped = str(text.ASSETS / 'debian' / 'vocab.model')
-  make = seqio.SentencePieceVocabulary
-  added = make(shipped, 100)
+  read = seqio.SentencePieceVocabulary
+  added = read(shipped, 100)
   baked = tmp_path / 'elsewhere.model'
   baked.write_bytes(added.sp_model)
-  baked = make(str(baked))
+  baked = read(str(baked))
   assert baked != added  # to SeqIO, which asks for the path
   assert t5x_model.content(baked) == t5x_model.content(added)
-  ascending = make(shipped, 100, reverse_extra_ids=False)
-  for other in (make(shipped), make(shipped, 99), ascending):
+  ascending = read(shipped, 100, reverse_extra_ids=False)
+  for other in (read(shipped), read(shipped, 99), ascending):
     assert t5x_model.content(other) != t5x_model.content(added)
 
 
@@ -501,6 +501,26 @@ def test_a_draft_that_is_not_there_is_refused(paths, partitioner, tmp_path):
   above = pathlib.Path(paths['draft']).parent
   with pytest.raises(ValueError, match='Name one of its checkpoint_N'):
     restore(TARGET, paths | {'draft': above}, partitioner)
+
+
+def test_a_draft_of_another_kind_is_refused(
+  params, paths, partitioner, tmp_path
+):
+  network_file, tables, others = (
+    str(tmp_path / f'{name}.safetensors') for name in ('net', 'two', 'three')
+  )
+  checkpoints.save(network_file, params['draft'])
+  for path, order in ((tables, 2), (others, 3)):
+    ngram.save(path, ngram.count([[2, 3, 4, 5]], 24, order))
+  for path in (network_file, tables):
+    with pytest.raises(ValueError) as error:
+      restore(TARGET, paths | {'draft': path}, partitioner)
+    for part in (f'got {path}', 'convert_to_t5x.gin', 'draft_ngram.gin'):
+      assert part in str(error.value)
+  with pytest.raises(ValueError, match='the tables of the draft') as error:
+    draft = t5x_model.NGramDraft(tables)
+    restore(TARGET, paths | {'draft': others}, partitioner, draft)
+  assert f'in {others}' in str(error.value)
 
 
 # --- infer and eval -----------------------------------------------------------

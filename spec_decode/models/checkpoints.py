@@ -97,15 +97,20 @@ def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
 
   Raises:
     FileNotFoundError: nothing is there.
-    ValueError: it is not T5X's, or a name or shape differs; as `load`.
+    ValueError: T5X cannot restore it, or a name or shape differs; as `load`.
   """
   path = absolute(path)
   read, place = _layout(path)
-  shapes = {_read_legacy: _legacy_shapes, _read_orbax: _orbax_shapes}.get(read)
-  if shapes is None:
+  shapes = {
+    (_read_legacy, path): _legacy_shapes,
+    (_read_orbax, path / 'state'): _orbax_shapes,
+  }.get((read, place))
+  # T5X takes the step from the name.
+  if shapes is None or not re.fullmatch(r'checkpoint_\d+', path.name):
     raise ValueError(
-      f'{path} is not in a layout of T5X. configs/runs/convert_to_t5x.gin'
-      ' writes one.'
+      'Expected a directory checkpoint_N in a layout of T5X, legacy or Orbax'
+      f' with a folder `state`, got {path}. configs/runs/convert_to_t5x.gin'
+      ' writes one from any checkpoint.'
     )
   _check(path, shapes(place), expected)
 
