@@ -16,6 +16,7 @@ import pytest
 import safetensors.numpy
 
 from spec_decode.models import checkpoints
+from spec_decode.models import files
 from spec_decode.models import hugging_face
 from spec_decode.models import transformer
 
@@ -566,7 +567,7 @@ def test_bucket_paths_reach_tensorstore(monkeypatch):
     raise ConnectionError
 
   monkeypatch.setattr(checkpoints.ts, 'open', fake_open)
-  path = checkpoints.absolute('gs://bucket/run/checkpoint_1')
+  path = files.absolute('gs://bucket/run/checkpoint_1')
   with pytest.raises(ConnectionError):
     checkpoints._zarr(path / 'target.decoder.decoder_norm.scale', open=True)
   assert asked[0]['kvstore'] == {

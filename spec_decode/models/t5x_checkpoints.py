@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from t5x.checkpoints import OrbaxCheckpointManagerInterface
 
 from spec_decode.models import checkpoints
+from spec_decode.models import files
 from spec_decode.models import ngram
 
 
@@ -44,7 +45,7 @@ class SpeculativeCheckpointManager:
     del directory, kwargs
     self._state = train_state
     self._partitioner = partitioner
-    self.draft_path = os.fspath(checkpoints.absolute(draft_path))
+    self.draft_path = os.fspath(files.absolute(draft_path))
     self._restore_dtype = restore_dtype
 
   def restore(
@@ -71,7 +72,7 @@ class SpeculativeCheckpointManager:
         ' of their networks.'
       )
     # Orbax takes no path that depends on the working directory.
-    path = os.fspath(checkpoints.absolute(path))
+    path = os.fspath(files.absolute(path))
     checkpoints.check_t5x(path, _shapes(self._state.params['target']))
     expected = _shapes(self._state.params['draft'])
     tables = self._load_tables(expected) if 'unigram' in expected else None
