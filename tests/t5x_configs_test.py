@@ -239,6 +239,22 @@ def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
   assert draft == t5x_model.NGramDraft(path)
 
 
+def test_decodes_per_row_are_an_argument_of_the_model(monkeypatch):
+  model = 't5x_model.SpeculativeEncoderDecoderModel'
+  bindings = [
+    *REQUIRED, f'{model}.num_decodes = 3', f'{model}.return_all_decodes = True'
+  ]  # fmt: skip
+  files = ['configs/runs/t5x_infer_debian.gin']
+  model = bound(files, bindings, monkeypatch)['model']
+  names = ('encoder_input_tokens', 'decoder_input_tokens')
+  shapes = dict.fromkeys(names, (2, 4))
+  init = functools.partial(model.get_initial_variables, input_shapes=shapes)
+  params = jax.eval_shape(init, jax.random.key(0))['params']
+  batch = dict.fromkeys(names, jax.ShapeDtypeStruct((2, 4), 'int32'))
+  made, _ = jax.eval_shape(model.predict_batch_with_aux, params, batch)
+  assert made.shape == (2, 3, 4)
+
+
 def test_a_draft_of_another_vocabulary_is_refused(monkeypatch):
   bindings = [
     *REQUIRED,

@@ -338,8 +338,9 @@ def test_lenience_and_the_drafts_own_sampling_are_those_of_the_loop(params):
 
 
 def test_decodes_come_in_the_order_of_their_scores(params):
-  model, batch = make(temperature=1.0), batch_of(rows(3, seed=11))
-  everything = predictor(model, num_decodes=4, return_all_decodes=True)
+  settings = {'num_decodes': 4, 'return_all_decodes': True}
+  model = make(temperature=1.0, **settings)
+  batch, everything = batch_of(rows(3, seed=11)), predictor(model)
   tokens, aux = everything(params, batch)
   assert tokens.shape == (3, 4, 9)
   assert aux['speculative']['histogram'].shape == (3, 4, 4)
@@ -349,6 +350,9 @@ def test_decodes_come_in_the_order_of_their_scores(params):
   # Samples belong to rows, wherever these stand.
   again, _ = everything(params, batch_of(rows(3, seed=11)[::-1]))
   np.testing.assert_array_equal(again, tokens[::-1])
+  best, aux_of_best = predictor(model, return_all_decodes=False)(params, batch)
+  np.testing.assert_array_equal(best, tokens[:, -1])
+  np.testing.assert_array_equal(aux_of_best['scores'], aux['scores'][:, -1])
 
 
 def test_what_cannot_work_is_refused_when_it_is_made():
@@ -367,6 +371,12 @@ def test_what_cannot_work_is_refused_when_it_is_made():
     build(draft(small, VOCABULARY), gamma=2)
   with pytest.raises(ValueError, match='lenience'):
     build(draft(module, VOCABULARY), gamma=2, lenience=2.0)
+  for name, value in (
+    ('decode_fn', decoding.beam_search),
+    ('default_decoder_params', models.DecoderParams(num_decodes=4)),
+  ):
+    with pytest.raises(ValueError, match=f'no {name}.* such as temperature'):
+      build(draft(module, VOCABULARY), gamma=2, **{name: value})
 
 
 def test_vocabularies_are_compared_by_content(tmp_path):

@@ -153,8 +153,11 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     layout: of the target's kernels while decoding, see `layouts.to_layout`;
       'fused' pays on a CPU.
     prompt_with_targets: continue the targets instead of decoding from nothing.
+    num_decodes: samples per row.
+    return_all_decodes: all of them instead of the one with the best score.
     optimizer_def: as in T5X; inference needs none.
-    **kwargs: further arguments of `models.EncoderDecoderModel`.
+    **kwargs: further arguments of `models.EncoderDecoderModel`, but for those
+      that say how it decodes.
   """
 
   def __init__(
@@ -173,15 +176,26 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     mask: bool = False,
     layout: str = 'checkpoint',
     prompt_with_targets: bool = False,
+    num_decodes: int = 1,
+    return_all_decodes: bool = False,
     optimizer_def: Any = None,
     **kwargs,
   ):
+    for name in ('decode_fn', 'default_decoder_params'):
+      if name in kwargs:
+        raise ValueError(
+          f'Expected no {name}, which is for one network, got {kwargs[name]}.'
+          ' Both decode by the arguments of this model, such as temperature,'
+          ' top_k and num_decodes; there is no beam search.'
+        )
     super().__init__(
       module, input_vocabulary, output_vocabulary, optimizer_def, **kwargs
     )
     self.draft = draft
     self._seed = seed
     self._prompt_with_targets = prompt_with_targets
+    self._num_decodes = num_decodes
+    self._return_all_decodes = return_all_decodes
     size = output_vocabulary.vocab_size
     sampling = Sampling(
       temperature,
@@ -262,10 +276,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         f'Expected no decoder_params, got {sorted(decoder_params)}: how to'
         ' sample is set where the model is made.'
       )
-    defaults = self._default_decoder_params
-    count = num_decodes or defaults.num_decodes
+    count = num_decodes or self._num_decodes
     everything = (
-      defaults.return_all_decodes
+      self._return_all_decodes
       if return_all_decodes is None
       else return_all_decodes
     )
