@@ -371,6 +371,8 @@ def test_what_cannot_work_is_refused_when_it_is_made():
     build(draft(small, VOCABULARY), gamma=2)
   with pytest.raises(ValueError, match='lenience'):
     build(draft(module, VOCABULARY), gamma=2, lenience=2.0)
+  with pytest.raises(ValueError, match='num_decodes to be at least 1, got 0'):
+    build(draft(module, VOCABULARY), gamma=2, num_decodes=0)
   for name, value in (
     ('decode_fn', decoding.beam_search),
     ('default_decoder_params', models.DecoderParams(num_decodes=4)),

@@ -188,6 +188,10 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
           ' Both decode by the arguments of this model, such as temperature,'
           ' top_k and num_decodes; there is no beam search.'
         )
+    if num_decodes < 1:
+      raise ValueError(
+        f'Expected num_decodes to be at least 1, got {num_decodes}.'
+      )
     super().__init__(
       module, input_vocabulary, output_vocabulary, optimizer_def, **kwargs
     )
