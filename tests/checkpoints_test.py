@@ -16,6 +16,7 @@ import pytest
 import safetensors.numpy
 
 from spec_decode.models import checkpoints
+from spec_decode.models import files
 from spec_decode.models import hugging_face
 from spec_decode.models import transformer
 
@@ -136,8 +137,14 @@ def test_comparing_reads_no_array_and_only_layouts_of_t5x(tmp_path, arrays):
   checkpoints.check_t5x(tmp_path / 'checkpoint_5', expected)
   ours = tmp_path / 'net.safetensors'
   checkpoints.save(ours, nest(arrays))
-  with pytest.raises(ValueError, match='convert_to_t5x.gin'):
-    checkpoints.check_t5x(ours, expected)
+  bare = tmp_path / 'checkpoint_6'  # parameters alone
+  orbax_save(bare, nest(arrays))
+  checkpoints.save_t5x_orbax(tmp_path, nest(arrays), 7)
+  renamed = (tmp_path / 'checkpoint_7').rename(tmp_path / 'best')
+  for path in (ours, bare, renamed):
+    assert_holds(checkpoints.load(path, CONFIG), arrays)
+    with pytest.raises(ValueError, match=f'got {path}.*convert_to_t5x.gin'):
+      checkpoints.check_t5x(path, expected)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -584,7 +591,7 @@ def test_bucket_paths_reach_tensorstore(monkeypatch):
     raise ConnectionError
 
   monkeypatch.setattr(checkpoints.ts, 'open', fake_open)
-  path = checkpoints.absolute('gs://bucket/run/checkpoint_1')
+  path = files.absolute('gs://bucket/run/checkpoint_1')
   with pytest.raises(ConnectionError):
     checkpoints._zarr(path / 'target.decoder.decoder_norm.scale', open=True)
   assert asked[0]['kvstore'] == {

@@ -23,6 +23,7 @@ LAYERS = [
     'models.layouts',
     'models.transformer',
     'models.decoder_only',
+    'models.files',
     'models.ngram',
     'models.hugging_face',
     'models.checkpoints',

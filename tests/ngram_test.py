@@ -4,6 +4,8 @@
 import collections
 import itertools
 
+from etils.epath import gpath
+from etils.epath import testing as epath_testing
 import jax
 import numpy as np
 import pytest
@@ -132,6 +134,29 @@ def test_file_keeps_tables_and_metadata(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, loaded, tables)
   assert ngram.load_metadata(path) == {'vocabulary': 'abc'}
   assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_files_may_lie_in_a_bucket(tmp_path, monkeypatch):
+  """One that is a folder here, since a real one would need a network."""
+
+  def here(operation, *paths, **options):
+    local = (str(path).replace('gs://bucket', str(tmp_path)) for path in paths)
+    if operation.__name__ == 'open':
+      return operation(next(local), *paths[1:])
+    return operation(*local, **options)
+
+  # Whose way to buckets cannot be replaced.
+  monkeypatch.setattr(gpath, '_is_tf_installed', lambda: False)
+  names = ('copy', 'exists', 'isdir', 'makedirs', 'mkdir', 'open', 'replace')
+  path, tables = 'gs://bucket/a/bigram.safetensors', ngram.count(TEXTS, 5, 2)
+  with epath_testing.mock_epath(**dict.fromkeys(names, here)):
+    ngram.save(path, tables, 'counted')
+    loaded, metadata = ngram.load(path), ngram.load_metadata(path)
+    with pytest.raises(FileNotFoundError, match='at gs://bucket/b'):
+      ngram.load('gs://bucket/b')
+  assert (tmp_path / 'a' / 'bigram.safetensors').is_file()
+  jax.tree.map(np.testing.assert_array_equal, loaded, tables)
+  assert metadata == 'counted'
 
 
 def test_other_files_are_refused(tmp_path):

@@ -278,6 +278,23 @@ def test_evaluation_binds_too(monkeypatch):
   assert manager('', None, None).draft_path == '/nowhere/checkpoint_1'
 
 
+@pytest.mark.parametrize('run', ['infer', 'eval'])
+def test_models_name_the_vocabulary_of_the_papers_tasks(run, monkeypatch):
+  """The name that T5X compares, with sizes included last as in the README."""
+  for task in ('ende', 'cnndm'):
+    gin.clear_config()
+    names = (run, f'task_{task}', 'draft_1_1_small', 'target_1_0_11b')
+    bindings = [*REQUIRED, "EVAL_OUTPUT_DIR = '/nowhere'"]
+    bindings += ['TEMPERATURE = 0.0', 'GAMMA = 7']
+    parse([f'configs/t5x/{name}.gin' for name in names], bindings, monkeypatch)
+    name = gin.query_parameter('MIXTURE_OR_TASK_NAME/gin.macro.value')
+    features = seqio.get_mixture_or_task(name).output_features
+    # Not read, which would take a network.
+    ours = gin.get_configurable(seqio.SentencePieceVocabulary)()
+    for side in ('inputs', 'targets'):
+      assert features[side].vocabulary == ours
+
+
 @pytest.mark.parametrize(
   'binding, message',
   [
@@ -313,19 +330,36 @@ def test_n_gram_tables_are_chosen_by_a_file(tmp_path, monkeypatch):
   configuration.refuse_idle_names(INFER)
 
 
+def test_decodes_per_row_are_an_argument_of_the_model(monkeypatch):
+  model = 't5x_model.SpeculativeEncoderDecoderModel'
+  bindings = [
+    *REQUIRED, f'{model}.num_decodes = 3', f'{model}.return_all_decodes = True'
+  ]  # fmt: skip
+  files = ['configs/runs/t5x_infer_debian.gin']
+  model = bound(files, bindings, monkeypatch)['model']
+  names = ('encoder_input_tokens', 'decoder_input_tokens')
+  shapes = dict.fromkeys(names, (2, 4))
+  init = functools.partial(model.get_initial_variables, input_shapes=shapes)
+  params = jax.eval_shape(init, jax.random.key(0))['params']
+  batch = dict.fromkeys(names, jax.ShapeDtypeStruct((2, 4), 'int32'))
+  made, _ = jax.eval_shape(model.predict_batch_with_aux, params, batch)
+  assert made.shape == (2, 3, 4)
+
+
 def test_a_draft_of_another_vocabulary_is_refused(monkeypatch):
   bindings = [
     *REQUIRED,
     VOCABULARY_FILE,
     'DRAFT_VOCABULARY = @draft/seqio.SentencePieceVocabulary()',
-    'draft/seqio.SentencePieceVocabulary.extra_ids = 100',
+    'draft/seqio.SentencePieceVocabulary.extra_ids = 50',
   ]
-  more = seqio.SentencePieceVocabulary(
-    VOCABULARY.sentencepiece_model_file, extra_ids=100
+  target, draft = (
+    seqio.SentencePieceVocabulary(VOCABULARY.sentencepiece_model_file, extra)
+    for extra in (100, 50)
   )
   with pytest.raises(ValueError, match='one vocabulary') as error:
     bound([str(RUNS[0].relative_to(ROOT))], bindings, monkeypatch)
-  assert f'got {VOCABULARY} and {more}' in str(error.value)
+  assert f'got {target} and {draft}' in str(error.value)
 
 
 def test_the_shipped_pair_decodes_as_stock_and_the_workload_do(

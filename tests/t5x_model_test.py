@@ -4,6 +4,7 @@
 Needs t5x, which is not on PyPI, on the Python path.
 """
 
+import copy
 import functools
 import json
 import pathlib
@@ -337,8 +338,9 @@ def test_lenience_and_the_drafts_own_sampling_are_those_of_the_loop(params):
 
 
 def test_decodes_come_in_the_order_of_their_scores(params):
-  model, batch = make(temperature=1.0), batch_of(rows(3, seed=11))
-  everything = predictor(model, num_decodes=4, return_all_decodes=True)
+  settings = {'num_decodes': 4, 'return_all_decodes': True}
+  model = make(temperature=1.0, **settings)
+  batch, everything = batch_of(rows(3, seed=11)), predictor(model)
   tokens, aux = everything(params, batch)
   assert tokens.shape == (3, 4, 9)
   assert aux['speculative']['histogram'].shape == (3, 4, 4)
@@ -348,6 +350,9 @@ def test_decodes_come_in_the_order_of_their_scores(params):
   # Samples belong to rows, wherever these stand.
   again, _ = everything(params, batch_of(rows(3, seed=11)[::-1]))
   np.testing.assert_array_equal(again, tokens[::-1])
+  best, aux_of_best = predictor(model, return_all_decodes=False)(params, batch)
+  np.testing.assert_array_equal(best, tokens[:, -1])
+  np.testing.assert_array_equal(aux_of_best['scores'], aux['scores'][:, -1])
 
 
 def test_what_cannot_work_is_refused_when_it_is_made():
@@ -366,19 +371,41 @@ def test_what_cannot_work_is_refused_when_it_is_made():
     build(draft(small, VOCABULARY), gamma=2)
   with pytest.raises(ValueError, match='lenience'):
     build(draft(module, VOCABULARY), gamma=2, lenience=2.0)
+  with pytest.raises(ValueError, match='num_decodes to be at least 1, got 0'):
+    build(draft(module, VOCABULARY), gamma=2, num_decodes=0)
+  for name, value in (
+    ('decode_fn', decoding.beam_search),
+    ('default_decoder_params', models.DecoderParams(num_decodes=4)),
+  ):
+    with pytest.raises(ValueError, match=f'no {name}.* such as temperature'):
+      build(draft(module, VOCABULARY), gamma=2, **{name: value})
 
 
 def test_vocabularies_are_compared_by_content(tmp_path):
-  shipped = text.ASSETS / 'debian' / 'vocab.model'
-  copied = tmp_path / 'elsewhere.model'
-  copied.write_bytes(shipped.read_bytes())
-  one, two, more = (
-    seqio.SentencePieceVocabulary(str(path), extra)
-    for path, extra in ((shipped, 0), (copied, 0), (copied, 100))
-  )
-  assert one != two  # to SeqIO, which asks for the path
-  assert t5x_model.content(one) == t5x_model.content(two)
-  assert t5x_model.content(one) != t5x_model.content(more)
+  """Equal are those with the same pieces at the same ids."""
+  shipped = str(text.ASSETS / 'debian' / 'vocab.model')
+  read = seqio.SentencePieceVocabulary
+  added = read(shipped, 100)
+  baked = tmp_path / 'elsewhere.model'
+  baked.write_bytes(added.sp_model)
+  baked = read(str(baked))
+  assert baked != added  # to SeqIO, which asks for the path
+  assert t5x_model.content(baked) == t5x_model.content(added)
+  ascending = read(shipped, 100, reverse_extra_ids=False)
+  for other in (read(shipped), read(shipped, 99), ascending):
+    assert t5x_model.content(other) != t5x_model.content(added)
+
+
+def test_a_task_of_another_vocabulary_is_refused():
+  model, other = make(), seqio.PassThroughVocabulary(23, eos_id=1)
+  t5x_model.verify_vocabularies(dataset(), model)
+  for side in ('input', 'output'):
+    changed = copy.copy(model)
+    setattr(changed, f'_{side}_vocabulary', other)
+    with pytest.raises(ValueError) as error:
+      t5x_model.verify_vocabularies(dataset(), changed)
+    want = f'{TASK} and model to have one {side} vocabulary, got {VOCABULARY}'
+    assert f'{want} and {other}.' in str(error.value)
 
 
 def test_tables_of_another_vocabulary_are_refused(tmp_path):
@@ -486,6 +513,26 @@ def test_a_draft_that_is_not_there_is_refused(paths, partitioner, tmp_path):
   above = pathlib.Path(paths['draft']).parent
   with pytest.raises(ValueError, match='Name one of its checkpoint_N'):
     restore(TARGET, paths | {'draft': above}, partitioner)
+
+
+def test_a_draft_of_another_kind_is_refused(
+  params, paths, partitioner, tmp_path
+):
+  network_file, tables, others = (
+    str(tmp_path / f'{name}.safetensors') for name in ('net', 'two', 'three')
+  )
+  checkpoints.save(network_file, params['draft'])
+  for path, order in ((tables, 2), (others, 3)):
+    ngram.save(path, ngram.count([[2, 3, 4, 5]], 24, order))
+  for path in (network_file, tables):
+    with pytest.raises(ValueError) as error:
+      restore(TARGET, paths | {'draft': path}, partitioner)
+    for part in (f'got {path}', 'convert_to_t5x.gin', 'draft_ngram.gin'):
+      assert part in str(error.value)
+  with pytest.raises(ValueError, match='the tables of the draft') as error:
+    draft = t5x_model.NGramDraft(tables)
+    restore(TARGET, paths | {'draft': others}, partitioner, draft)
+  assert f'in {others}' in str(error.value)
 
 
 # --- infer and eval -----------------------------------------------------------

@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import re
-import tempfile
 from typing import Any
 import uuid
 
@@ -27,10 +26,11 @@ import safetensors
 import safetensors.numpy
 import tensorstore as ts
 
+from spec_decode.models import files
 from spec_decode.models import hugging_face
 from spec_decode.models import transformer
+from spec_decode.models.files import Path
 
-Path = str | os.PathLike[str]
 Arrays = dict[str, np.ndarray]  # by slash-joined name
 
 _FORMATS = """Known are
@@ -70,7 +70,7 @@ def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
     ValueError: the layout is unknown, a file is damaged, or the tree is not
       that of `config`: every missing, unexpected and mis-shaped name is named.
   """
-  path = absolute(path)
+  path = files.absolute(path)
   read, place = _layout(path)
   expected = expected_shapes(config)
   arrays = _fitting(path, read(place), expected)
@@ -78,12 +78,6 @@ def load(path: Path, config: transformer.T5Config, dtype: Any = None) -> Any:
   # Popped, so that a stored copy is freed once it is converted.
   params = {name: jnp.asarray(arrays.pop(name), dtype) for name in expected}
   return traverse_util.unflatten_dict(params, sep='/')
-
-
-def absolute(path: Path) -> epath.Path:
-  """What Orbax and TensorStore want; epath would take gs:// for a folder."""
-  path = epath.Path(path).expanduser()
-  return path if '://' in os.fspath(path) else path.resolve()
 
 
 def check(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -97,7 +91,7 @@ def check(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
     FileNotFoundError: nothing is there.
     ValueError: as `load`.
   """
-  path = absolute(path)
+  path = files.absolute(path)
   read, place = _layout(path)
   shapes = {
     _read_safetensors: _safetensors_shapes,
@@ -109,12 +103,16 @@ def check(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-  """As `check`, and refuses layouts that T5X does not read."""
-  path = absolute(path)
-  if _layout(path)[0] not in (_read_legacy, _read_orbax):
+  """As `check`, and refuses what T5X cannot restore."""
+  path = files.absolute(path)
+  restored = (_read_legacy, path), (_read_orbax, path / 'state')
+  # T5X takes the step from the name.
+  named = re.fullmatch(r'checkpoint_\d+', path.name)
+  if _layout(path) not in restored or not named:
     raise ValueError(
-      f'{path} is not in a layout of T5X. configs/runs/convert_to_t5x.gin'
-      ' writes one.'
+      'Expected a directory checkpoint_N in a layout of T5X, legacy or Orbax'
+      f' with a folder `state`, got {path}. configs/runs/convert_to_t5x.gin'
+      ' writes one from any checkpoint.'
     )
   check(path, expected)
 
@@ -210,27 +208,14 @@ def _unwrap(tree: Any) -> tuple[list[str], Any]:
   return keys, tree
 
 
-def _open_safetensors(path: epath.Path):
-  """Maps a file; one that is not local is copied first."""
-  with tempfile.TemporaryDirectory() as scratch:
-    try:
-      if '://' in os.fspath(path):
-        path = path.copy(epath.Path(scratch) / path.name)
-      return safetensors.safe_open(os.fspath(path), framework='numpy')
-    except safetensors.SafetensorError as error:
-      raise ValueError(
-        f'{path} is cut short or no safetensors file ({error}). Copy it again.'
-      ) from error
-
-
 def _read_safetensors(path: epath.Path) -> Arrays:
-  file = _open_safetensors(path)
+  file = files.open_safetensors(path)
   return {name: file.get_tensor(name) for name in file.offset_keys()}
 
 
 def _safetensors_shapes(path: epath.Path) -> Arrays:
   """Zeros in the place of what a file holds, which take no memory."""
-  file, arrays = _open_safetensors(path), {}
+  file, arrays = files.open_safetensors(path), {}
   for name in file.offset_keys():
     stored = file.get_slice(name)
     shape = stored.get_shape()
@@ -348,7 +333,7 @@ def save(
     FileExistsError: a file is there and `overwrite` is False.
     ValueError: another dtype, or another suffix.
   """
-  path = absolute(path)
+  path = files.absolute(path)
   if path.suffix != '.safetensors':
     raise ValueError(f'{path}: expected a name that ends in .safetensors.')
   if path.exists() and not overwrite:
@@ -364,12 +349,12 @@ def save(
 
 def load_metadata(path: Path) -> dict[str, Any]:
   """What was given to `save`; {} for a safetensors file of someone else."""
-  file = _open_safetensors(absolute(path))
+  file = files.open_safetensors(files.absolute(path))
   return json.loads((file.metadata() or {}).get('spec_decode', '{}'))
 
 
 def _t5x_folder(directory: Path, step: int) -> epath.Path:
-  path = absolute(directory) / f'checkpoint_{step}'
+  path = files.absolute(directory) / f'checkpoint_{step}'
   if path.exists():
     raise FileExistsError(f'{path} exists. Remove it or take another step.')
   return path

@@ -20,16 +20,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import json
 import math
-import os
-import pathlib
 from typing import Any
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
+
+from spec_decode.models import files
+from spec_decode.models.files import Path
 
 Array = jax.Array
 Tables = dict[str, Any]
@@ -219,9 +219,7 @@ def _find(contexts: Array, wanted: Array) -> tuple[Array, Array]:
   return low, jnp.all(contexts[low] == wanted, axis=-1)
 
 
-def save(
-  path: str | os.PathLike[str], tables: Tables, metadata: Any = None
-) -> None:
+def save(path: Path, tables: Tables, metadata: Any = None) -> None:
   """Writes one safetensors file, by renaming a complete one.
 
   Args:
@@ -230,21 +228,20 @@ def save(
     metadata: what JSON can say, for `load_metadata`: where the text came from
       and which vocabulary made the ids.
   """
-  path = pathlib.Path(path)
+  path = files.absolute(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   flat = {'unigram': tables['unigram']}
   for length in range(1, context_length(tables) + 1):
     name = f'order_{length + 1}'
     flat |= {f'{name}/{key}': x for key, x in tables[name].items()}
   flat = {key: np.ascontiguousarray(x) for key, x in flat.items()}
-  unfinished = path.with_name(f'{path.name}.unfinished')
-  safetensors.numpy.save_file(
-    flat, unfinished, {'format': _FORMAT, 'json': json.dumps(metadata)}
-  )
-  os.replace(unfinished, path)
+  header = {'format': _FORMAT, 'json': json.dumps(metadata)}
+  unfinished = path.parent / f'{path.name}.unfinished'
+  unfinished.write_bytes(safetensors.numpy.save(flat, header))
+  unfinished.replace(path)
 
 
-def load(path: str | os.PathLike[str]) -> Tables:
+def load(path: Path) -> Tables:
   """Tables that `save` wrote.
 
   Raises:
@@ -262,24 +259,20 @@ def load(path: str | os.PathLike[str]) -> Tables:
   return tables
 
 
-def load_metadata(path: str | os.PathLike[str]) -> Any:
+def load_metadata(path: Path) -> Any:
   """What `save` was given as metadata; errors as `load`."""
   with _open(path) as file:
     return json.loads(file.metadata()['json'])
 
 
-def _open(path: str | os.PathLike[str]):
-  if not pathlib.Path(path).is_file():
+def _open(path: Path):
+  path = files.absolute(path)
+  if not path.is_file():
     raise FileNotFoundError(
       f'Expected n-gram tables at {path}, found no file. `ngram.count` and'
       ' `ngram.save` make one.'
     )
-  try:
-    file = safetensors.safe_open(os.fspath(path), framework='numpy')
-  except safetensors.SafetensorError as error:
-    raise ValueError(
-      f'{path} is cut short or no safetensors file ({error}).'
-    ) from error
+  file = files.open_safetensors(path)
   if (file.metadata() or {}).get('format') != _FORMAT:
     raise ValueError(
       f'Expected n-gram tables in {path}, got another kind of file. Model'

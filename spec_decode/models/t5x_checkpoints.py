@@ -15,6 +15,7 @@ from t5x import utils
 from t5x.checkpoints import OrbaxCheckpointManagerInterface
 
 from spec_decode.models import checkpoints
+from spec_decode.models import files
 from spec_decode.models import ngram
 
 
@@ -46,7 +47,7 @@ class SpeculativeCheckpointManager:
     del directory, kwargs
     self._state = train_state
     self._partitioner = partitioner
-    self.draft_path = os.fspath(checkpoints.absolute(draft_path))
+    self.draft_path = os.fspath(files.absolute(draft_path))
     self._restore_dtype = restore_dtype
 
   def restore(
@@ -63,7 +64,7 @@ class SpeculativeCheckpointManager:
       state_transformation_fns: refused.
 
     Raises:
-      ValueError: a checkpoint does not hold what its network needs; every
+      ValueError: a checkpoint does not hold what its half needs; every
         difference is named.
     """
     if fallback_state is not None or state_transformation_fns:
@@ -72,28 +73,43 @@ class SpeculativeCheckpointManager:
         ' state_transformation_fns: both checkpoints must hold the parameters'
         ' of their networks.'
       )
-    tables = self.draft_path.endswith('.safetensors')
-    shapes = lambda half: {
-      name: x.shape
-      for name, x in traverse_util.flatten_dict(
-        unfreeze(self._state.params[half]), sep='/'
-      ).items()
-    }
     # Orbax takes no path that depends on the working directory.
-    path = os.fspath(checkpoints.absolute(path))
-    checkpoints.check_t5x(path, shapes('target'))
-    if not tables:
-      checkpoints.check_t5x(self.draft_path, shapes('draft'))
+    path = os.fspath(files.absolute(path))
+    checkpoints.check_t5x(path, _shapes(self._state.params['target']))
+    expected = _shapes(self._state.params['draft'])
+    tables = self._load_tables(expected) if 'unigram' in expected else None
+    if tables is None:
+      self._check_network(expected)
     target = self._restore_half('target', path)
-    if tables:
-      everywhere = NamedSharding(self._partitioner.mesh, PartitionSpec())
-      draft = jax.device_put(ngram.load(self.draft_path), everywhere)
-    else:
+    if tables is None:
       draft = self._restore_half('draft', self.draft_path).params
+    else:
+      everywhere = NamedSharding(self._partitioner.mesh, PartitionSpec())
+      draft = jax.device_put(tables, everywhere)
     return self._state.replace(
       step=target.step,
       params=freeze({'target': target.params, 'draft': draft}),
     )
+
+  def _check_network(self, expected: Any) -> None:
+    if self.draft_path.endswith('.safetensors'):
+      raise ValueError(
+        "Expected a directory checkpoint_N of the draft's network, got"
+        f' {self.draft_path}. If it holds a network, configs/runs/'
+        'convert_to_t5x.gin writes that directory from it; if n-gram tables,'
+        ' configs/t5x/draft_ngram.gin makes them the draft.'
+      )
+    checkpoints.check_t5x(self.draft_path, expected)
+
+  def _load_tables(self, expected: Any) -> ngram.Tables:
+    tables = ngram.load(self.draft_path)
+    if (got := _shapes(tables)) != expected:
+      raise ValueError(
+        f'Expected the tables of the draft, {expected}, got {got} in'
+        f' {self.draft_path}. Give both the same file, as'
+        ' configs/t5x/draft_ngram.gin does.'
+      )
+    return tables
 
   def _restore_half(self, half: str, path: str) -> Any:
     state = self._state.replace(
@@ -146,3 +162,9 @@ def train_state_initializer(
   return utils.TrainStateInitializer(
     input_shapes=input_shapes, partitioner=partitioner, **kwargs
   )
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+  """Name -> shape."""
+  flat = traverse_util.flatten_dict(unfreeze(params), sep='/')
+  return {name: x.shape for name, x in flat.items()}

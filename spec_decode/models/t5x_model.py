@@ -27,6 +27,7 @@ from flax.linen.partitioning import AxisMetadata
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from sentencepiece import sentencepiece_model_pb2
 import seqio
 from t5x import models
 from t5x import utils
@@ -102,8 +103,15 @@ class NGramDraft:
 
   def check_vocabulary(self, vocabulary: seqio.Vocabulary) -> None:
     counted = (ngram.load_metadata(self.path) or {}).get('vocabulary')
+    used = str(vocabulary)
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+      # Of the file, since tables are counted by `text.Vocabulary`.
+      path = epath.Path(vocabulary.sentencepiece_model_file)
+      fingerprint = text.fingerprint(path.read_bytes(), vocabulary.extra_ids)
+    else:
+      fingerprint = used
     found = text.vocabulary_problems(
-      self.path, 'counted', counted, str(vocabulary), str(content(vocabulary))
+      self.path, 'counted', counted, used, fingerprint
     )
     if found:
       raise ValueError(*found)
@@ -145,8 +153,11 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     layout: of the target's kernels while decoding, see `layouts.to_layout`;
       'fused' pays on a CPU.
     prompt_with_targets: continue the targets instead of decoding from nothing.
+    num_decodes: samples per row.
+    return_all_decodes: all of them instead of the one with the best score.
     optimizer_def: as in T5X; inference needs none.
-    **kwargs: further arguments of `models.EncoderDecoderModel`.
+    **kwargs: further arguments of `models.EncoderDecoderModel`, but for those
+      that say how it decodes.
   """
 
   def __init__(
@@ -165,15 +176,30 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     mask: bool = False,
     layout: str = 'checkpoint',
     prompt_with_targets: bool = False,
+    num_decodes: int = 1,
+    return_all_decodes: bool = False,
     optimizer_def: Any = None,
     **kwargs,
   ):
+    for name in ('decode_fn', 'default_decoder_params'):
+      if name in kwargs:
+        raise ValueError(
+          f'Expected no {name}, which is for one network, got {kwargs[name]}.'
+          ' Both decode by the arguments of this model, such as temperature,'
+          ' top_k and num_decodes; there is no beam search.'
+        )
+    if num_decodes < 1:
+      raise ValueError(
+        f'Expected num_decodes to be at least 1, got {num_decodes}.'
+      )
     super().__init__(
       module, input_vocabulary, output_vocabulary, optimizer_def, **kwargs
     )
     self.draft = draft
     self._seed = seed
     self._prompt_with_targets = prompt_with_targets
+    self._num_decodes = num_decodes
+    self._return_all_decodes = return_all_decodes
     size = output_vocabulary.vocab_size
     sampling = Sampling(
       temperature,
@@ -254,10 +280,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         f'Expected no decoder_params, got {sorted(decoder_params)}: how to'
         ' sample is set where the model is made.'
       )
-    defaults = self._default_decoder_params
-    count = num_decodes or defaults.num_decodes
+    count = num_decodes or self._num_decodes
     everything = (
-      defaults.return_all_decodes
+      self._return_all_decodes
       if return_all_decodes is None
       else return_all_decodes
     )
@@ -316,10 +341,14 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
 
 
 def content(vocabulary: seqio.Vocabulary) -> Any:
-  """What two copies of one vocabulary have in common, wherever they lie."""
+  """What two copies of one vocabulary have in common, wherever they lie.
+
+  Of a SentencePiece model that is (piece, type) by id, whether its extra ids
+  stand in its file, as in T5X's, or are added to it, as by T5's tasks.
+  """
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-    path = epath.Path(vocabulary.sentencepiece_model_file)
-    return text.fingerprint(path.read_bytes(), vocabulary.extra_ids)
+    model = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.sp_model)
+    return [(x.piece, x.type) for x in model.pieces]
   return vocabulary
 
 
