@@ -343,12 +343,12 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
 def content(vocabulary: seqio.Vocabulary) -> Any:
   """What two copies of one vocabulary have in common, wherever they lie.
 
-  Of a SentencePiece model that is (piece, type) by id, whether its extra ids
+  Of a SentencePiece model these are its pieces by id, whether its extra ids
   stand in its file, as in T5X's, or are added to it, as by T5's tasks.
   """
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     model = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.sp_model)
-    return [(x.piece, x.type) for x in model.pieces]
+    return [piece.piece for piece in model.pieces]
   return vocabulary
 
 
