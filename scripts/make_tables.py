@@ -185,11 +185,37 @@ def t5x() -> str:
         'stock / look-up': f'{ms["stock"] / ms["stock_gather"]:.2f}',
         'our plain': f'{ms["plain"]:.2f}',
         'speculative': f'{ms["speculative"]:.2f}',
+        'look-up / it': f'{ms["stock_gather"] / ms["speculative"]:.2f}',
+        'plain / it': f'{ms["plain"] / ms["speculative"]:.2f}',
         'tokens per call': f'{per_call:.2f}',
         'examples': str(times['examples']),
       }
     )
   return _measured(found, rows)
+
+
+def agreement() -> str:
+  """Greedy outputs beside stock T5X's, a sentence per dtype."""
+  newest = {
+    record['results']['t5x_agreement']['dtype']: record
+    for record in records.read(
+      _ROOT / 'experiments/t5x_agreement/records.jsonl'
+    )
+  }
+  lines = []
+  for dtype, record in newest.items():
+    found = record['results']['t5x_agreement']
+    line = (
+      f'In {dtype}, {found["identical"]} of {found["examples"]} greedy outputs'
+      f' are those of stock T5X ({tables.machine(record)})'
+    )
+    if gaps := found['logit_gaps']:
+      line += (
+        f'; where one first differs, its two logits are {max(gaps):.2g} apart'
+        ' or less'
+      )
+    lines.append(f'{line}.')
+  return ' '.join(lines)
 
 
 def _measured(found, rows) -> str:
@@ -216,6 +242,7 @@ SECTIONS = {
   'speculation': speculation,
   'quality': quality,
   't5x': t5x,
+  'agreement': agreement,
   'benchmark': benchmark,
   'paper': paper,
 }
