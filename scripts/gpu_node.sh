@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a gin file for T5X on all GPUs of this machine, one process each.
+# Runs a gin file on all GPUs of this machine, one process each.
 #
 #   scripts/gpu_node.sh [--dry-run] [--gpus=N] GIN_FILE [flags of spec_decode.run]
 #
 # Without --gpus, as many as nvidia-smi lists. --dry-run prints the commands.
-# --gin.partitioning.PjitPartitioner.num_partitions=N, with N GPUs, lets all of
-# them share a batch of 1.
+# In T5X, --gin.partitioning.PjitPartitioner.num_partitions=N, with N GPUs, lets
+# all of them share a batch of 1.
 set -euo pipefail
 dry='' gpus=''
 while [[ "${1:-}" == --dry-run || "${1:-}" == --gpus=* ]]; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a gin file for T5X on every worker of a TPU pod slice, or on a TPU VM.
+# Runs a gin file on every worker of a TPU pod slice, or on a TPU VM.
 #
 #   scripts/tpu_pod.sh [--dry-run] TPU ZONE GIN_FILE [flags of spec_decode.run]
 #

@@ -13,6 +13,7 @@ import pathlib
 from typing import Any
 
 import gin
+import jax
 import tqdm
 
 from spec_decode import checks
@@ -74,9 +75,7 @@ def run(
     )
   if only_check:
     return None
-  directory = pathlib.Path(output_dir).expanduser()
-  paths = record_path or os.fspath(directory / 'records.jsonl')
-  paths = [paths] if isinstance(paths, str) else paths
+  directory, paths = _places(output_dir, record_path)
   weights = _weights(workload)
   key = _key(weights)
   record = records.find(paths, key) if resume else None
@@ -88,6 +87,19 @@ def run(
     if not resume or records.find([path], key) is None:
       records.append(path, record)
   return record
+
+
+def _places(output_dir, record_path) -> tuple[pathlib.Path, Sequence[str]]:
+  """Where a run's files and its record go.
+
+  Of several processes each does the whole of a job, and only the first writes
+  where it was told to.
+  """
+  directory = pathlib.Path(output_dir).expanduser()
+  if index := jax.process_index():
+    directory, record_path = directory / f'process_{index}', None
+  paths = record_path or os.fspath(directory / 'records.jsonl')
+  return directory, [paths] if isinstance(paths, str) else paths
 
 
 def _work_problems(jobs, output_dir, workload) -> list[str]:
@@ -248,7 +260,7 @@ def sweep(
       run_one = _configured(files, bindings, search_paths)
       run_one(record_path=paths, resume=True)
   gin.clear_config()  # the last row's
-  if finish is not None:
+  if finish is not None and not jax.process_index():
     finish(experiments)
 
 

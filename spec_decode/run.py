@@ -28,7 +28,7 @@ _BINDINGS = flags.DEFINE_multi_string(
 _PROCESSES = flags.DEFINE_list(
   'distributed',
   None,
-  'For T5X: "auto" on TPU pods and Slurm, else host:port,count,index.',
+  '"auto" on TPU pods and Slurm, else host:port,count,index.',
 )
 # T5X's gin files take these from `__main__`, which is this module.
 _T5X = {'infer': 't5x.infer', 'evaluate': 't5x.eval'}
@@ -61,16 +61,6 @@ def _join(address: str, count: str = '', index: str = '') -> None:
     jax.distributed.initialize(address, int(count), int(index))
 
 
-def _refuse_copies() -> None:
-  """Only T5X shares the work out and has one process write."""
-  if not _called:
-    raise configuration.ConfigError(
-      'Expected with --distributed a gin file for t5x.infer or t5x.eval, got'
-      ' another job: every process would do all of it and write the same'
-      ' files. Run it on one host, without --distributed.'
-    )
-
-
 def main(argv: Sequence[str]) -> None:
   try:
     if len(argv) > 1:
@@ -84,7 +74,6 @@ def main(argv: Sequence[str]) -> None:
     if _called:
       configuration.refuse_idle_names(_called[0])
     if _PROCESSES.value:
-      _refuse_copies()
       _join(*_PROCESSES.value)
     experiment.main(paths, *_called[:1])
   except configuration.ConfigError as error:

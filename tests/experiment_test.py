@@ -6,7 +6,6 @@ import math
 import pathlib
 import subprocess
 import sys
-import types
 
 import gin
 import pytest
@@ -15,7 +14,6 @@ import tiny
 from spec_decode import configuration
 from spec_decode import experiment
 from spec_decode import records
-from spec_decode import run
 
 ROOT = pathlib.Path(__file__).parent.parent
 RUNS = sorted(
@@ -415,23 +413,22 @@ def _built(parameter):
   return gin.query_parameter(parameter).scoped_configurable_fn()
 
 
-def test_jobs_that_every_process_would_repeat_are_refused(monkeypatch, capsys):
-  """Before the processes meet."""
-  for name, value in (
-    ('_FILES', ['configs/runs/quickstart.gin']),
-    ('_BINDINGS', []),
-    ('_PATHS', ['.']),
-    ('_PROCESSES', ['localhost:1', '2', '0']),
-  ):
-    monkeypatch.setattr(run, name, types.SimpleNamespace(value=value))
-  monkeypatch.setattr(run, '_called', [])
-  for module, name in ((run, '_join'), (experiment, 'main')):
-    refuse = lambda *_, name=name: pytest.fail(f'{name} was called')
-    monkeypatch.setattr(module, name, refuse)
-  with pytest.raises(SystemExit) as stop:
-    run.main(['run'])
-  assert stop.value.code == 2
-  assert 'on one host, without --distributed' in capsys.readouterr().err
+@pytest.mark.parametrize('index', [0, 2])
+def test_one_of_several_processes_writes_where_it_was_told(
+  index, tmp_path, monkeypatch
+):
+  def job(output_dir):
+    (pathlib.Path(output_dir) / 'made').write_text('')
+    return {'index': index}
+
+  gin.clear_config()
+  monkeypatch.setattr(experiment.jax, 'process_index', lambda: index)
+  told = tmp_path / 'told' / 'records.jsonl'
+  experiment.run((job,), str(tmp_path / 'out'), 'a', record_path=str(told))
+  folder = tmp_path / 'out' / 'process_2' if index else tmp_path / 'out'
+  assert (folder / 'made').exists() and (folder / 'config.gin').exists()
+  assert told.exists() == (index == 0)
+  assert (folder / 'records.jsonl').exists() == (index == 2)
 
 
 def test_the_command_line_refuses_in_words_and_with_a_status():
