@@ -381,7 +381,8 @@ def test_every_run_config_has_no_idle_binding(path):
     files.append('configs/models/debian_draft_base.gin')
   if path.stem in ('alpha', 'pair', 'timeline', 'trace'):
     files += PAIR
-  _parse([f"{name} = 'x'" for name in required], files)
+  bindings = [f"{name} = 'x'" for name in required]
+  configuration.parse(files, bindings, ['.'])
   is_sweep = path.stem.startswith('tables')
   root = experiment.sweep if is_sweep else experiment.run
   assert configuration.unreachable_bindings(root) == []
