@@ -221,7 +221,7 @@ def _decoded(workload: Workload, batch_size: int, least: int) -> dict[str, Any]:
   """`counts` and the mean beta of tested guesses, in a speculative run."""
   config = workload.speculation(measure_beta=True)
   columns = {name: [] for name in (*COUNTED, 'beta_tested')}
-  for batch in workload.prompts.batches(batch_size):
+  for batch in workload.prompts.batches(min(batch_size, least)):
     result = workload.decode(batch, config)
     for name, values in columns.items():
       field = 'length' if name == 'num_tokens' else name

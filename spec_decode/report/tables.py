@@ -168,11 +168,14 @@ def _alphas_by_lenience(results: dict[str, Any]) -> list[Row]:
 
 def _alphas(results: dict[str, Any]) -> list[Row]:
   row = _alphas_by_lenience(results)[0]
-  decoded = results['acceptance_rate'].get('decoded')
+  # Of a run for these counts alone, or of the timed ones.
+  decoded = results['acceptance_rate'].get('decoded', results.get('walltime'))
   if decoded is None:
     return [row]
-  # `examples` are those that alpha is of.
-  return [decoded | row | {'decoded': decoded['examples']}]
+  names = 'tokens_per_call', 'accepted_per_tested', 'accepted_per_drawn'
+  for name in names:
+    row |= {key: decoded.get(key) for key in (name, f'{name}_error')}
+  return [row | {'gamma': decoded['gamma'], 'decoded': decoded['examples']}]
 
 
 def status(root: str, record: dict[str, Any]) -> str:
