@@ -291,8 +291,8 @@ class Transformer(nn.Module):
   def cross_keys_values(self, encoder_input_tokens: Array) -> list:
     """Keys and values of the inputs [B, I] for each decoder layer.
 
-    Inputs are padded to a width that holds every batch. What a batch's longest
-    input leaves empty of it, down to a quarter, is not computed.
+    Inputs are padded to a width that holds every batch. Where half of it holds
+    this one, only that half is computed; the rest is never attended to.
     """
     width = encoder_input_tokens.shape[1]
 
@@ -310,11 +310,11 @@ class Transformer(nn.Module):
 
       return keys_values
 
-    narrow = [w for w in (width // 4, width // 2) if w >= _LEAST_INPUTS]
-    used = jnp.where(encoder_input_tokens > 0, jnp.arange(width) + 1, 0)
-    index = jnp.sum(jnp.max(used) > jnp.array(narrow, jnp.int32))
-    branches = [over(some) for some in (*narrow, width)]
-    return nn.switch(index, branches, self, encoder_input_tokens)
+    half = width // 2
+    if half < _LEAST_INPUTS:
+      return over(width)(self, encoder_input_tokens)
+    short = jnp.all(encoder_input_tokens[:, half:] == 0)
+    return nn.cond(short, over(half), over(width), self, encoder_input_tokens)
 
   def start(self, encoder_input_tokens: Array, capacity: int) -> Cache:
     """Encodes the inputs and allocates room for `capacity` tokens per row."""
