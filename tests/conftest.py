@@ -11,10 +11,6 @@ OPTIONAL = {
   ('t5x',): ['t5x_*_test.py'],
 }
 
-# Files of long tests, which are begun first: a long one among the last would
-# leave a core idle.
-LONG = ('t5x_sharding_test', 't5x_programs_test', 't5x_configs_test')
-
 
 def _missing(packages):
   return [p for p in packages if importlib.util.find_spec(p) is None]
@@ -26,10 +22,6 @@ collect_ignore_glob = [
   if _missing(packages)
   for name in names
 ]
-
-
-def pytest_collection_modifyitems(items):
-  items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 def pytest_terminal_summary(terminalreporter):
