@@ -21,6 +21,7 @@ LAYERS = [
     'models.layers',
     'models.kv_cache',
     'models.layouts',
+    'models.stacks',
     'models.transformer',
     'models.decoder_only',
     'models.files',

@@ -92,14 +92,7 @@ def check(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
     ValueError: as `load`.
   """
   path = files.absolute(path)
-  read, place = _layout(path)
-  shapes = {
-    _read_safetensors: _safetensors_shapes,
-    _read_shards: _shards_shapes,
-    _read_legacy: _legacy_shapes,
-    _read_orbax: _orbax_shapes,
-  }
-  _fitting(path, shapes[read](place), expected)
+  _check_stored(path, *_layout(path), expected)
 
 
 def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -108,13 +101,24 @@ def check_t5x(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
   restored = (_read_legacy, path), (_read_orbax, path / 'state')
   # T5X takes the step from the name.
   named = re.fullmatch(r'checkpoint_\d+', path.name)
-  if _layout(path) not in restored or not named:
+  found = _layout(path)
+  if found not in restored or not named:
     raise ValueError(
       'Expected a directory checkpoint_N in a layout of T5X, legacy or Orbax'
       f' with a folder `state`, got {path}. configs/runs/convert_to_t5x.gin'
       ' writes one from any checkpoint.'
     )
-  check(path, expected)
+  _check_stored(path, *found, expected)
+
+
+def _check_stored(path, read: Callable, place: epath.Path, expected) -> None:
+  shapes = {
+    _read_safetensors: _safetensors_shapes,
+    _read_shards: _shards_shapes,
+    _read_legacy: _legacy_shapes,
+    _read_orbax: _orbax_shapes,
+  }
+  _fitting(path, shapes[read](place), expected)
 
 
 def _layout(path: epath.Path) -> tuple[Callable, epath.Path]:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from spec_decode.models import kv_cache
+from spec_decode.models import stacks
 from spec_decode.models import transformer
 from spec_decode.models.layers import Embed
 from spec_decode.models.layers import T5Config
@@ -79,7 +80,7 @@ class Positions(nn.Module):
     return jnp.take(table, position, axis=0, mode='clip').astype(cfg.dtype)
 
 
-class Decoder(transformer.Decoder):
+class Decoder(stacks.Decoder):
   """That of an encoder-decoder without its cross-attention."""
 
   cross_attention: bool = False
