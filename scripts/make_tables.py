@@ -32,11 +32,6 @@ def _records(folder: str) -> list[dict[str, Any]]:
   return found
 
 
-def _with_error(value: float, error: float | None, digits: int) -> str:
-  text = f'{value:.{digits}f}'
-  return text if error is None else f'{text} ± {error:.{digits}f}'
-
-
 def speculation() -> str:
   """One row per task, draft and temperature: table 4 in short."""
   rows = []
@@ -56,14 +51,16 @@ def speculation() -> str:
         'draft': work['draft'],
         'temperature': f'{work["temperature"]:g}',
         'gamma': str(work['gamma']),
-        'alpha': _with_error(alpha['alpha'], alpha['standard_error'], 3),
-        'tokens per call': _with_error(
+        'alpha': tables.with_error(alpha['alpha'], alpha['standard_error'], 3),
+        'tokens per call': tables.with_error(
           times['tokens_per_call'], times['tokens_per_call_error'], 2
         ),
-        'c': _with_error(times['c'], times.get('c_error'), 3),
+        'c': tables.with_error(times['c'], times.get('c_error'), 3),
         'theorem 3.8': f'{times["predicted_theorem_3_8"]:.2f}',
         'from costs': f'{times["predicted_from_costs"]:.2f}',
-        'measured': _with_error(times['speedup'], times['speedup_error'], 2),
+        'measured': tables.with_error(
+          times['speedup'], times['speedup_error'], 2
+        ),
       }
     )
   return _measured(found, rows)
@@ -97,7 +94,7 @@ def benchmark() -> str:
           'capacity 512 / 64': f'{results["capacity_ratio"]:.2f}'
           if single
           else '',
-          'c': _with_error(row['c'], row.get('c_error'), 3),
+          'c': tables.with_error(row['c'], row.get('c_error'), 3),
           'iteration / its calls': f'{row["overhead"]:.2f}',
         }
       )
@@ -115,11 +112,11 @@ def quickstart() -> str:
   results = record['results']
   alpha, times = results['acceptance_rate'], results['walltime']
   decoded = results['generate']
-  error = _with_error(alpha['alpha'], alpha['standard_error'], 3)
-  per_call = _with_error(
+  error = tables.with_error(alpha['alpha'], alpha['standard_error'], 3)
+  per_call = tables.with_error(
     decoded['tokens_per_call'], decoded['tokens_per_call_error'], 2
   )
-  speedup = _with_error(times['speedup'], times['speedup_error'], 2)
+  speedup = tables.with_error(times['speedup'], times['speedup_error'], 2)
   return (
     f'On {tables.machine(record)}: alpha {error}, {per_call} tokens per target'
     f' call, c {times["c"]:.3f}, measured speed-up {speedup}'

@@ -268,8 +268,13 @@ def _configured(files, bindings, search_paths) -> Callable:
   """`run` as nothing but these files and bindings configure it."""
   gin.clear_config()
   parse(files, bindings, search_paths)
-  configuration.arguments(run)
-  return gin.get_configurable(run)
+  return _configurable(run)
+
+
+def _configurable(function: Callable) -> Callable:
+  """`function` as gin calls it; a ConfigError if it cannot."""
+  configuration.arguments(function)
+  return gin.get_configurable(function)
 
 
 def main(
@@ -277,13 +282,11 @@ def main(
 ) -> None:
   """Does what the parsed configuration is for: a sweep, a run or `entry`."""
   if any(name.endswith('.sweep') for _, name in gin.config._CONFIG):
-    configuration.arguments(sweep)
-    gin.get_configurable(sweep)(search_paths=search_paths)
+    _configurable(sweep)(search_paths=search_paths)
   elif entry is not None:
     gin.get_configurable(entry)()
   else:
-    configuration.arguments(run)
-    gin.get_configurable(run)()
+    _configurable(run)()
 
 
 def _job_name(job: Job) -> str:

@@ -278,7 +278,7 @@ def measure(
   """
   del output_dir, earlier
   config = workload.speculation()
-  sums, counts = [], []
+  sums, lengths = [], []
   size = batch_size or workload.batch_size
   for written in target_texts(workload, size, num_tokens):
     batch, tokens = written.batch, written.tokens
@@ -290,17 +290,17 @@ def measure(
     )  # fmt: skip
     real = np.arange(tokens.shape[1]) < written.length[:, None]
     sums.extend((beta * real).sum(-1).T[: batch.count])
-    counts.extend(written.length[: batch.count])
+    lengths.extend(written.length[: batch.count])
   rows = []
   for i, each in enumerate(lenience):
-    ratio = Ratio.of([s[i] for s in sums], counts)
+    ratio = Ratio.of([s[i] for s in sums], lengths)
     rows.append(
       {
         'lenience': each,
         'alpha': ratio.value,
         'standard_error': ratio.error,
         'tokens': int(ratio.n),
-        'examples': len(counts),
+        'examples': len(lengths),
       }
     )
   found = rows[0] | {'by_lenience': rows}

@@ -77,12 +77,10 @@ class _Pair:
     return costs_lib.costs(config, *rest, repeats=self.repeats)
 
 
-def problems(
-  target: Network, draft: Network, temperature: float, **arguments
-) -> list[str]:
+def problems(target: Network, draft: Network, **arguments) -> list[str]:
   """What `measure` cannot work on."""
   found = target.problems() + draft.problems()
-  found += checks.below(0, {'temperature': temperature}, 'temperature')
+  found += checks.below(0, arguments, 'temperature')
   return found + checks.below(
     1, arguments, 'gamma', 'widths', 'batch_sizes', 'capacities',
     'input_length', 'repeats',

@@ -262,13 +262,13 @@ def costs(
     **kwargs: as those of `thunks`.
   """
   own = config.draft.gamma
+  others = set(gammas) - {own}
   timed = thunks(config, PARTS, *args, calls=calls, **kwargs)
-  for gamma in set(gammas) - {own}:
+  for gamma in others:
     draft = dataclasses.replace(config.draft, gamma=gamma)
     other = dataclasses.replace(config, draft=draft)
-    timed[gamma] = thunks(other, ['target'], *args, calls=calls, **kwargs)[
-      'target'
-    ]
+    more = thunks(other, ['target'], *args, calls=calls, **kwargs)
+    timed[gamma] = more['target']
   times = {part: t / calls for part, t in rounds(timed, repeats).items()}
   seconds = {part: float(np.median(t)) for part, t in times.items()}
   drafts = times['draft_and_target'] - times['target']
@@ -277,8 +277,7 @@ def costs(
     error = float(np.std(drafts, ddof=1) / np.sqrt(repeats))
   return Costs(
     plain_step=seconds['plain_step'],
-    wide={own: seconds['target']}
-    | {gamma: seconds[gamma] for gamma in set(gammas) - {own}},
+    wide={own: seconds['target']} | {gamma: seconds[gamma] for gamma in others},
     # Less than nothing is noise.
     draft_in_loop=max(float(np.median(drafts)), 0.0),
     draft_error=error,

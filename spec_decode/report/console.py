@@ -3,11 +3,11 @@
 
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from spec_decode.report import tables
 from spec_decode.workload import Workload
 
 
@@ -27,11 +27,11 @@ def show(workload: Workload, results: dict[str, Any]) -> None:
     cells['simulated'] = f'guesses accepted at {workload.replay:g}'
   if rate:
     cells['alpha'] = (
-      f'{_with_error(rate["alpha"], rate["standard_error"], 3)}'
+      f'{tables.with_error(rate["alpha"], rate["standard_error"], 3)}'
       f' ({rate["tokens"]} tokens, {rate["examples"]} examples)'
     )
   if decoded:
-    cells['tokens per target call'] = _with_error(
+    cells['tokens per target call'] = tables.with_error(
       decoded['tokens_per_call'], decoded['tokens_per_call_error'], 2
     )
     for key, label in (('bleu', 'BLEU'), ('rouge_l', 'ROUGE-L')):
@@ -56,19 +56,10 @@ def show(workload: Workload, results: dict[str, Any]) -> None:
       screen.print(each)
 
 
-def _with_error(value: float, error: float, digits: int) -> str:
-  return f'{value:.{digits}f}{_error(error, digits)}'
-
-
-def _error(error: float, digits: int) -> str:
-  """Nothing where it is unknown, as for a single example."""
-  return '' if np.isnan(error) else f' ± {error:.{digits}f}'
-
-
 def _time_cells(times: dict[str, Any]) -> dict[str, str]:
   theorem = times['predicted_theorem_3_8']
   return {
-    'c, in the loop': f'{_with_error(times["c"], times["c_error"], 3)}'
+    'c, in the loop': f'{tables.with_error(times["c"], times["c_error"], 3)}'
     f' (alone {times["c_alone"]:.3f})',
     'T(gamma + 1) / T(1)': f'{times["wide_ratio"]:.2f}',
     'predicted speed-up, theorem 3.8': '-'
@@ -76,7 +67,7 @@ def _time_cells(times: dict[str, Any]) -> dict[str, str]:
     else f'{theorem:.2f}x',
     'predicted speed-up, from costs': f'{times["predicted_from_costs"]:.2f}x',
     'measured speed-up': f'{times["speedup"]:.2f}x'
-    f'{_error(times["speedup_error"], 2)} over plain decoding'
+    f'{tables.plus_minus(times["speedup_error"], 2)} over plain decoding'
     f' ({times["speedup_with_encoder"]:.2f}x with the encoders)',
   }
 

@@ -47,9 +47,7 @@ def number(name: str, digits: int = 2, error: str | None = None) -> Cell:
     if isinstance(value, str):
       return value
     text = f'{value:.{digits}f}' if digits else f'{value:g}'
-    if error and row.get(error) is not None:
-      text += f' ± {row[error]:.{digits}f}'
-    return text
+    return text + tables.plus_minus(error and row.get(error), digits)
 
   return cell
 

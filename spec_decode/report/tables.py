@@ -9,6 +9,7 @@ record says why; records without a published row come last.
 from collections.abc import Callable
 from collections.abc import Sequence
 import csv
+import math
 import pathlib
 from typing import Any
 
@@ -103,15 +104,14 @@ def _joined(
   measured: Callable[[dict[str, Any]], list[Row]],
 ) -> list[Row]:
   """Published rows with ours beside them, then ours without a counterpart."""
-  names = {row['ours']: row for row in _csv(root, 'names')}
-  ours = []
+  names, ours = _names(root), []
   for record in read(root, folder):
     work = record['results']['workload']
     common = {
       'temperature': work['temperature'],
       'pair': f'{work["task"]}: {work["target"]}, {work["draft"]}',
       'hardware': machine(record),
-      'status': status(root, record),
+      'status': _status(record, names),
     } | {
       k: names.get(work[k], {}).get('paper', work[k])
       for k in ('target', 'task', 'draft')
@@ -180,11 +180,19 @@ def _alphas(results: dict[str, Any]) -> list[Row]:
 
 def status(root: str, record: dict[str, Any]) -> str:
   """What a record of decoding is, beside what was published."""
+  return _status(record, _names(root))
+
+
+def _names(root: str) -> dict[str, Row]:
+  """Our names of tasks, targets and drafts, with the paper's."""
+  return {row['ours']: row for row in _csv(root, 'names')}
+
+
+def _status(record: dict[str, Any], names: dict[str, Row]) -> str:
   work = record['results']['workload']
   if work.get('replay') is not None:
     random = 'random weights, ' if work.get('random_weights') else ''
     return f'simulated: {random}accepted at {work["replay"]:g}'
-  names = {row['ours']: row for row in _csv(root, 'names')}
   same = all(
     names.get(work[k], {}).get('same') == 'yes'
     for k in ('task', 'target', 'draft')
@@ -235,6 +243,17 @@ def machine(record: dict[str, Any]) -> str:
   if hardware['platform'] == 'cpu':
     return f'{hardware["cores"]} cores of {hardware["device"]}'
   return f'{hardware["devices"]} {hardware["device"]}'
+
+
+def with_error(value: float, error: float | None, digits: int) -> str:
+  """The value, and its standard error; see `plus_minus`."""
+  return f'{value:.{digits}f}{plus_minus(error, digits)}'
+
+
+def plus_minus(error: float | None, digits: int) -> str:
+  """A standard error; nothing where there is none, as of a single example."""
+  known = error is not None and not math.isnan(error)
+  return f' ± {error:.{digits}f}' if known else ''
 
 
 def _prefixed(prefix: str, row: Row, names: Sequence[str]) -> Row:
