@@ -104,6 +104,7 @@ def count(
   max_contexts: int | None = None,
   vocabulary: str | None = None,
   extra_ids: int = 0,
+  targets: str = 'targets',
 ) -> dict[str, Any]:
   """Counts the targets of a file into ngrams.safetensors.
 
@@ -113,13 +114,15 @@ def count(
     order, successors, max_contexts: see `ngram.count`.
     vocabulary: path of the SentencePiece model; None for the shipped one.
     extra_ids: sentinel ids that it has beyond its pieces, as in `text.Prompts`.
+    targets: as in `text.read`; "tokens" counts what a model wrote.
 
   Returns:
     For a record: texts, tokens and contexts.
   """
   tokenizer = text.Vocabulary(vocabulary, extra_ids)
-  rows = tokenizer.encode([example.targets for example in text.load(source)])
-  rows = [[*row, tokenizer.eos_id] for row in rows]
+  rows = [example.targets for example in text.load(source, targets)]
+  if isinstance(rows[0], str):
+    rows = [[*row, tokenizer.eos_id] for row in tokenizer.encode(rows)]
   tables = ngram.count(
     rows, tokenizer.size, order, successors, max_contexts=max_contexts
   )

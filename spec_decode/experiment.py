@@ -22,6 +22,7 @@ from spec_decode import records
 from spec_decode.configuration import ConfigError
 from spec_decode.configuration import parse
 from spec_decode.configuration import unreachable_bindings
+from spec_decode.data import text
 from spec_decode.report import console
 from spec_decode.workload import Network
 from spec_decode.workload import Workload
@@ -149,12 +150,16 @@ def _key(weights: dict[str, str]) -> str:
 
 def _weights(workload: Workload | None) -> dict[str, str]:
   """SHA-256 of what target and draft come from, where that is local."""
-  found = {}
-  for role in ('target', 'draft') if workload else ():
-    path = getattr(workload, role).path
-    if path and pathlib.Path(path).exists():
-      found[role] = _digest(pathlib.Path(path))
-  return found
+  if workload is None:
+    return {}
+  paths = {'target': workload.target.path, 'draft': workload.draft.path}
+  if getattr(workload.draft, 'shortlist', 0):
+    paths['frequencies'] = text.resolve(workload.draft.frequencies)
+  return {
+    role: _digest(pathlib.Path(path))
+    for role, path in paths.items()
+    if path and pathlib.Path(path).exists()
+  }
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -303,6 +308,7 @@ def _described(workload: Workload | None, weights) -> dict[str, Any]:
       'task': workload.prompts.task,
       'target': workload.target.name,
       'draft': workload.draft.name,
+      'shortlist': getattr(workload.draft, 'shortlist', 0),
       'temperature': workload.temperature,
       'gamma': workload.gamma,
       'lenience': workload.lenience,

@@ -23,6 +23,7 @@ from spec_decode.language_model import Draft
 from spec_decode.language_model import LanguageModel
 from spec_decode.models import checkpoints
 from spec_decode.models import layouts
+from spec_decode.models import ngram
 from spec_decode.models import transformer
 from spec_decode.sampling import Sampling
 from spec_decode.speculative import Speculation
@@ -58,6 +59,9 @@ class Network:
     vocab_size: number of real ids; 0 for all that the config has.
     layout: of the weights while decoding, see `layouts.to_layout`.
     dtype: of the weights while decoding.
+    shortlist: of a draft: guess only the so many most frequent ids, 0 for all.
+      The output layer, most of a small draft's work, shrinks to these.
+    frequencies: n-gram tables that say which ids these are.
   """
 
   name: str
@@ -66,6 +70,8 @@ class Network:
   vocab_size: int = 0
   layout: str = 'fused'
   dtype: str = 'float32'
+  shortlist: int = 0
+  frequencies: str | None = None
 
   @property
   def path(self) -> str | None:
@@ -73,8 +79,12 @@ class Network:
 
   @functools.cached_property
   def model(self) -> LanguageModel:
+    ids = ()
+    if self.shortlist:
+      tables = ngram.load(text.resolve(self.frequencies))
+      ids = ngram.most_frequent(tables, self.shortlist)
     return transformer.language_model(
-      self.config, self.vocab_size or None, self.layout
+      self.config, self.vocab_size or None, self.layout, ids
     )
 
   def load(self) -> Any:
@@ -87,6 +97,18 @@ class Network:
 
   def as_draft(self, gamma: int, sampling: Sampling) -> ModelDraft:
     return ModelDraft(self.model, sampling, gamma)
+
+  def target_problems(
+    self, vocabulary: text.Vocabulary | None = None
+  ) -> list[str]:
+    """As `problems`, and what keeps it from being a target."""
+    found = self.problems(vocabulary)
+    if self.shortlist:
+      found.append(
+        f'Expected shortlist = 0 of {self.name} as the target, which decides'
+        f' about every id, got {self.shortlist}. Only a draft may have one.'
+      )
+    return found
 
   def problems(self, vocabulary: text.Vocabulary | None = None) -> list[str]:
     """What keeps this network from being used, with a vocabulary if given."""
@@ -102,7 +124,8 @@ class Network:
         f' {vocabulary.path}, got {real}. Choose the vocabulary it was trained'
         ' with.'
       )
-    return found + self._setting_problems() + self._weight_problems(vocabulary)
+    found += self._setting_problems() + self._shortlist_problems(vocabulary)
+    return found + self._weight_problems(vocabulary)
 
   def _setting_problems(self) -> list[str]:
     found = []
@@ -121,6 +144,36 @@ class Network:
           f' {dtype!r}. Choose one of these.'
         )
     return found
+
+  def _shortlist_problems(
+    self, vocabulary: text.Vocabulary | None
+  ) -> list[str]:
+    found = checks.below(0, vars(self), 'shortlist')
+    if self.shortlist <= 0:
+      return found
+    if self.frequencies is None:
+      return [
+        f'Expected frequencies with the shortlist of {self.name}, got none.'
+        ' Name n-gram tables, which configs/runs/count_ngrams.gin makes.'
+      ]
+    path = text.resolve(self.frequencies)
+    try:
+      size = len(ngram.load(path)['unigram'])
+      counted = (ngram.load_metadata(path) or {}).get('vocabulary')
+    except (FileNotFoundError, ValueError) as error:
+      return [str(error)]
+    if not self.shortlist <= size <= self.config.vocab_size:
+      found.append(
+        f'Expected a shortlist of {self.name} of at most the {size} ids of'
+        f' {path}, these of at most {self.config.vocab_size}, got'
+        f' {self.shortlist}. Lower it, or count with the vocabulary of the'
+        ' network.'
+      )
+    if vocabulary is None:
+      return found
+    return found + text.vocabulary_problems(
+      path, 'counted', counted, vocabulary.path, vocabulary.fingerprint
+    )
 
   def _weight_problems(self, vocabulary: text.Vocabulary | None) -> list[str]:
     """What keeps the weights from being made, or read and used."""
@@ -284,9 +337,10 @@ class Workload:
       vocabulary = self.prompts.tokenizer
     except (FileNotFoundError, ValueError) as error:
       return list(dict.fromkeys([*found, str(error)]))
-    for network in (self.target, self.draft):
-      if hasattr(network, 'problems'):
-        found += network.problems(vocabulary)
+    if isinstance(self.target, Network):
+      found += self.target.target_problems(vocabulary)
+    if hasattr(self.draft, 'problems'):
+      found += self.draft.problems(vocabulary)
     return found
 
   def _setting_problems(self) -> list[str]:

@@ -5,6 +5,7 @@ Needs t5x, which is not on PyPI, on the Python path.
 """
 
 import copy
+import dataclasses
 import functools
 import json
 import pathlib
@@ -406,6 +407,29 @@ def test_a_task_of_another_vocabulary_is_refused():
       t5x_model.verify_vocabularies(dataset(), changed)
     want = f'{TASK} and model to have one {side} vocabulary, got {VOCABULARY}'
     assert f'{want} and {other}.' in str(error.value)
+
+
+def test_a_shortlist_changes_no_output(params, tmp_path):
+  batch = batch_of(rows())
+  want = jax.jit(stock().predict_batch)(params['target'], batch)
+  path = str(tmp_path / 'counted.safetensors')
+  ngram.save(path, ngram.count(np.asarray(want).tolist(), 24, order=1))
+  network = transformer.Transformer(TARGET)
+  short = t5x_model.NetworkDraft(
+    network, VOCABULARY, shortlist=6, frequencies=path
+  )
+  accepted = []
+  for draft in (None, short):
+    tokens, aux = predictor(make.__wrapped__(draft))(params, batch)
+    np.testing.assert_array_equal(tokens, want)
+    accepted.append(int(np.sum(aux['speculative']['accepted'])))
+  assert 0 < accepted[1] < accepted[0]
+  for wrong, message in (
+    ({'frequencies': None}, 'Expected frequencies with the shortlist of 6'),
+    ({'shortlist': 25}, 'Expected 1 to 24 of the ids'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      make.__wrapped__(dataclasses.replace(short, **wrong))
 
 
 def test_tables_of_another_vocabulary_are_refused(tmp_path):

@@ -79,7 +79,7 @@ class _Pair:
 
 def problems(target: Network, draft: Network, **arguments) -> list[str]:
   """What `measure` cannot work on."""
-  found = target.problems() + draft.problems()
+  found = target.target_problems() + draft.problems()
   found += checks.below(0, arguments, 'temperature')
   return found + checks.below(
     1, arguments, 'gamma', 'widths', 'batch_sizes', 'capacities',

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a decoder's kernels are stored while it decodes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from flax.core import unfreeze
@@ -11,7 +12,7 @@ LAYOUTS = ('checkpoint', 'fused')
 _ATTENTION = ('query', 'key', 'value')
 
 
-def to_layout(params: Any, layout: str) -> Any:
+def to_layout(params: Any, layout: str, shortlist: Sequence[int] = ()) -> Any:
   """Parameters of a checkpoint as `transformer.network` takes them.
 
   To be called once, outside the decoding loop.
@@ -23,12 +24,29 @@ def to_layout(params: Any, layout: str) -> Any:
       and a gated block's two input kernels, since a small product costs a CPU
       more to hand to its threads than to compute. Embeddings that are the
       output layer too are transposed for it, as a copy.
+    shortlist: ids in ascending order, for a draft: all others get no logits
+      but -inf, and their columns of the output layer are left out.
   """
   if layout not in LAYOUTS:
     raise ValueError(f'Expected a layout of {LAYOUTS}, got {layout!r}.')
-  if layout == 'checkpoint':
-    return params
   params = unfreeze(params)  # a copy
+  if layout == 'fused':
+    _fuse(params)
+  decoder = params['decoder']
+  if 'logits_dense' not in decoder and (layout == 'fused' or shortlist):
+    kernel = params['token_embedder']['embedding'].T
+    decoder['logits_dense'] = {'kernel': kernel}
+  if shortlist:
+    ids = jnp.array(shortlist, jnp.int32)
+    decoder['logits_dense'] = {
+      'kernel': decoder['logits_dense']['kernel'][:, ids]
+    }
+    decoder['shortlist'] = ids
+  return params
+
+
+def _fuse(params: Any) -> None:
+  """Joins the kernels, in place."""
 
   def join(module, name, parts):
     kernels = [module.pop(part)['kernel'] for part in parts]
@@ -39,7 +57,3 @@ def to_layout(params: Any, layout: str) -> Any:
       mlp = layer['mlp']
       join(layer['self_attention'], 'query_key_value', _ATTENTION)
       join(mlp, 'wi', sorted(part for part in mlp if part.startswith('wi')))
-  if 'logits_dense' not in params['decoder']:
-    kernel = params['token_embedder']['embedding'].T
-    params['decoder']['logits_dense'] = {'kernel': kernel}
-  return params

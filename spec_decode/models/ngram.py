@@ -219,6 +219,16 @@ def _find(contexts: Array, wanted: Array) -> tuple[Array, Array]:
   return low, jnp.all(contexts[low] == wanted, axis=-1)
 
 
+def most_frequent(tables: Tables, size: int) -> tuple[int, ...]:
+  """The `size` most frequent ids, in ascending order; the lowest of equals."""
+  order = np.argsort(-np.asarray(tables['unigram']), kind='stable')
+  if not 0 < size <= len(order):
+    raise ValueError(
+      f'Expected 1 to {len(order)} of the ids that were counted, got {size}.'
+    )
+  return tuple(sorted(order[:size].tolist()))
+
+
 def save(path: Path, tables: Tables, metadata: Any = None) -> None:
   """Writes one safetensors file, by renaming a complete one.
 

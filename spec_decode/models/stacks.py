@@ -141,11 +141,13 @@ class Decoder(nn.Module):
     self.decoder_norm = LayerNorm(cfg.dtype)
     self.dropout = _dropout(cfg)
     fused = self.layout == 'fused'
-    self.tied = cfg.logits_via_embedding and not fused
+    # Only prepared parameters have one, see `layouts.to_layout`.
+    self.shortlist = self.get_variable('params', 'shortlist')
+    short = self.shortlist is not None
+    self.tied = cfg.logits_via_embedding and not (fused or short)
     if not self.tied:
-      self.logits_dense = Dense(
-        cfg.vocab_size, ('embed', 'vocab'), few_rows=fused
-      )
+      size = len(self.shortlist) if short else cfg.vocab_size
+      self.logits_dense = Dense(size, ('embed', 'vocab'), few_rows=fused)
 
   def embed(self, tokens: Array, query_position: Array) -> Array:
     """Tokens [B, W] at positions [B or 1, W] -> [B, W, E]."""
@@ -187,4 +189,10 @@ class Decoder(nn.Module):
     output = self.token_embedder.attend if self.tied else self.logits_dense
     # The tied output layer of 1.0 is scaled; the untied one of 1.1 is not.
     scale = jnp.sqrt(cfg.emb_dim) if cfg.logits_via_embedding else 1
-    return output(hidden) / scale
+    logits = output(hidden) / scale
+    if self.shortlist is None:
+      return logits
+    never = jnp.full((*logits.shape[:-1], cfg.vocab_size), -jnp.inf)
+    return never.at[..., self.shortlist].set(
+      logits, indices_are_sorted=True, unique_indices=True
+    )

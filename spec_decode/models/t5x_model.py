@@ -56,11 +56,23 @@ class NetworkDraft:
     axis_prefix: goes before the names of its axes. Rules for these names then
       shard it unlike the target, as a draft must be whose heads the model axis
       of the mesh does not divide.
+    shortlist: guess only the so many most frequent ids; 0 for all. The output
+      layer, most of a small draft's work, shrinks to these.
+    frequencies: n-gram tables that say which ids these are.
   """
 
   module: transformer.Transformer
   vocabulary: seqio.Vocabulary
   axis_prefix: str = ''
+  shortlist: int = 0
+  frequencies: str | None = None
+
+  def __post_init__(self):
+    if self.shortlist and self.frequencies is None:
+      raise ValueError(
+        f'Expected frequencies with the shortlist of {self.shortlist} ids, got'
+        ' none. Name n-gram tables, which configs/runs/count_ngrams.gin makes.'
+      )
 
   def check_vocabulary(self, vocabulary: seqio.Vocabulary) -> None:
     if content(self.vocabulary) != content(vocabulary):
@@ -68,6 +80,8 @@ class NetworkDraft:
         'Expected target and draft to have one vocabulary, got'
         f' {vocabulary} and {self.vocabulary}.'
       )
+    if self.shortlist:
+      _check_counted(text.resolve(self.frequencies), vocabulary)
 
   def initial_variables(self, rng, input_shapes, input_types) -> Any:
     """Fresh parameters and the names of their axes."""
@@ -86,7 +100,12 @@ class NetworkDraft:
     return {'params': variables['params'], 'params_axes': axes}
 
   def as_draft(self, gamma: int, sampling: Sampling, vocab_size: int) -> Draft:
-    model = transformer.language_model(self.module.config, vocab_size)
+    ids = ()
+    if self.shortlist:
+      tables = ngram.load(text.resolve(self.frequencies))
+      ids = ngram.most_frequent(tables, self.shortlist)
+    config = self.module.config
+    model = transformer.language_model(config, vocab_size, shortlist=ids)
     return drafts.ModelDraft(model, sampling, gamma)
 
 
@@ -102,19 +121,7 @@ class NGramDraft:
   path: str
 
   def check_vocabulary(self, vocabulary: seqio.Vocabulary) -> None:
-    counted = (ngram.load_metadata(self.path) or {}).get('vocabulary')
-    used = str(vocabulary)
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-      # Of the file, since tables are counted by `text.Vocabulary`.
-      path = epath.Path(vocabulary.sentencepiece_model_file)
-      fingerprint = text.fingerprint(path.read_bytes(), vocabulary.extra_ids)
-    else:
-      fingerprint = used
-    found = text.vocabulary_problems(
-      self.path, 'counted', counted, used, fingerprint
-    )
-    if found:
-      raise ValueError(*found)
+    _check_counted(self.path, vocabulary)
 
   def initial_variables(self, rng, input_shapes, input_types) -> Any:
     """The tables and the names, none, of their axes."""
@@ -338,6 +345,21 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     state = state.replace(sequences=state.sequences.replace(limit=limit))
     state = speculative.finish(config, target, draft, state)
     return state, speculative.result(config, state)
+
+
+def _check_counted(path: str, vocabulary: seqio.Vocabulary) -> None:
+  """Raises ValueError for tables that were counted with another vocabulary."""
+  counted = (ngram.load_metadata(path) or {}).get('vocabulary')
+  used = str(vocabulary)
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    # Of the file, since tables are counted by `text.Vocabulary`.
+    file = epath.Path(vocabulary.sentencepiece_model_file)
+    fingerprint = text.fingerprint(file.read_bytes(), vocabulary.extra_ids)
+  else:
+    fingerprint = used
+  found = text.vocabulary_problems(path, 'counted', counted, used, fingerprint)
+  if found:
+    raise ValueError(*found)
 
 
 def content(vocabulary: seqio.Vocabulary) -> Any:

@@ -219,7 +219,10 @@ def _init(config, key, dtype):
 
 @functools.cache
 def language_model(
-  config: T5Config, vocab_size: int | None = None, layout: str = 'checkpoint'
+  config: T5Config,
+  vocab_size: int | None = None,
+  layout: str = 'checkpoint',
+  shortlist: tuple[int, ...] = (),
 ) -> LanguageModel:
   """A network as the decoding loops want it; inputs are token ids [B, I].
 
@@ -230,6 +233,7 @@ def language_model(
     vocab_size: number of real ids; default all of them.
     layout: of the parameters that the functions take; `prepare` brings a
       checkpoint's into it. See `layouts.to_layout`.
+    shortlist: the only ids that a draft guesses, () for all; see there.
   """
   module = network(config, layout)
   call = lambda method: (
@@ -240,5 +244,5 @@ def language_model(
     extend=call('extend'),
     logits=call('logits'),
     vocab_size=vocab_size or config.vocab_size,
-    prepare=lambda params: layouts.to_layout(params, layout),
+    prepare=lambda params: layouts.to_layout(params, layout, shortlist),
   )
