@@ -92,11 +92,11 @@ def log_weights(logits: Array, sampling: Sampling) -> Array:
   z = logits - jnp.max(logits, axis=-1, keepdims=True)
   z = z / sampling.temperature
   if 0 < sampling.top_k < z.shape[-1]:
-    values, _ = lax.top_k(z, sampling.top_k)
-    least = values[..., -1:]
-    z = _keep(z, least, sampling.top_k - jnp.sum(z > least, -1, keepdims=True))
+    z = _most_likely(z, jnp.ones_like(z), sampling.top_k)
   if sampling.top_p < 1:
-    z = _nucleus(z, sampling.top_p)
+    weights = jnp.exp(z)
+    needed = sampling.top_p * jnp.sum(weights, axis=-1, keepdims=True)
+    z = _most_likely(z, weights, needed)
   return z
 
 
@@ -107,46 +107,43 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
   return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
 
-def _keep(z: Array, least: Array, ties: Array) -> Array:
-  """Keeps ids above `least`, and the `ties` lowest ids equal to it."""
+def _most_likely(z: Array, amounts: Array, needed: Array | float) -> Array:
+  """Keeps the most likely ids whose amounts first add up to `needed`.
 
-  def some(_):
-    rank = jnp.cumsum(z == least, axis=-1)
-    return (z > least) | ((z == least) & (rank <= ties))
+  The edge is found by bisecting over the bit patterns of -z, which order as
+  the numbers do: exact, and far cheaper than a sort.
 
-  # Ranking ids is dear and ties at the edge are rare.
-  equal = jnp.sum(z == least, axis=-1, keepdims=True)
-  keep = lax.cond(jnp.any(equal > ties), some, lambda _: z >= least, None)
-  return jnp.where(keep, z, -jnp.inf)
-
-
-def _nucleus(z: Array, top_p: float) -> Array:
-  """Keeps the most likely ids whose mass first reaches `top_p`.
-
-  The edge is found by bisecting over the bit patterns of the weights, which
-  order as the weights do: exact, and far cheaper than a sort.
+  Args:
+    z: [..., V], the largest being 0.
+    amounts: [..., V], of each id.
+    needed: [..., 1] or a number, at most the sum of all amounts.
   """
-  weights = jnp.exp(z)
-  bits = lax.bitcast_convert_type(weights, jnp.int32)
-  needed = top_p * jnp.sum(weights, axis=-1, keepdims=True)
-  mass = lambda edge: jnp.sum(
-    jnp.where(bits >= edge, weights, 0.0), axis=-1, keepdims=True
+  bits = lax.bitcast_convert_type(jnp.abs(z), jnp.int32)
+  total = lambda chosen: jnp.sum(
+    jnp.where(chosen, amounts, 0.0), axis=-1, keepdims=True
   )
 
   def halve(_, bounds):
-    low, high = bounds  # mass(low) >= needed > mass(high)
+    low, high = bounds  # total(bits <= low) < needed <= total(bits <= high)
     middle = low + (high - low) // 2
-    enough = mass(middle) >= needed
-    return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+    enough = total(bits <= middle) >= needed
+    return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
-  one = lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)
-  low = jnp.zeros(needed.shape, jnp.int32)
-  low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, one + 1)))
-  least = lax.bitcast_convert_type(low, jnp.float32)
-  missing = needed - mass(low + 1)
-  ties = jnp.maximum(jnp.ceil(missing / least), 1).astype(jnp.int32)
-  kept = _keep(weights, least, ties)
-  return jnp.where(kept > 0, z, -jnp.inf)
+  last = lax.bitcast_convert_type(jnp.float32(jnp.inf), jnp.int32)
+  low = jnp.full((*z.shape[:-1], 1), -1, jnp.int32)
+  _, edge = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, last)))
+  equal = bits == edge
+  each = jnp.max(jnp.where(equal, amounts, 0.0), axis=-1, keepdims=True)
+  missing = needed - total(bits < edge)
+  ties = jnp.maximum(jnp.ceil(missing / each), 1)
+
+  def lowest(_):
+    return (bits < edge) | (equal & (jnp.cumsum(equal, axis=-1) <= ties))
+
+  # Ranking ids is dear and ties at the edge are rare.
+  many = jnp.sum(equal, axis=-1, keepdims=True) > ties
+  keep = lax.cond(jnp.any(many), lowest, lambda _: bits <= edge, None)
+  return jnp.where(keep, z, -jnp.inf)
 
 
 def argmax(x: Array) -> Array:
