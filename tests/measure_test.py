@@ -213,7 +213,9 @@ def test_a_guess_costs_what_it_adds_to_the_target_call(
 
   monkeypatch.setattr(costs, 'rounds', rounds)
   monkeypatch.setattr(
-    costs, 'thunks', lambda config, parts, **_: dict.fromkeys(parts)
+    costs,
+    'thunks',
+    lambda config, parts, gammas, **_: dict.fromkeys([*parts, *gammas]),
   )
   found = costs.costs(
     _config(Sampling(), gamma=3), gammas=(1, 3), repeats=3, calls=7

@@ -26,6 +26,7 @@ from spec_decode import randomness
 from spec_decode import sampling as sampling_lib
 from spec_decode import speculative
 from spec_decode.drafts import UniformDraft
+from spec_decode.sampling import Sampling
 from spec_decode.speculative import Speculation
 
 
@@ -194,9 +195,15 @@ def loop(
   return state.sequences.tokens, state.target_calls
 
 
-_OF_TARGET = ('plain_step', 'target')
+_ANY = Sampling()
 _init = jax.jit(speculative.init, static_argnums=0)
 PARTS = ('plain_step', 'target', 'draft', 'draft_and_target', 'iteration')
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def start_draft(draft, draft_params, inputs, prompt, capacity: int) -> Any:
+  """`draft.start`, compiled."""
+  return draft.start(draft_params, inputs, prompt, capacity)
 
 
 def thunks(
@@ -208,39 +215,53 @@ def thunks(
   calls: int = 20,
   prefix: int = 16,
   prompt: tuple[Any, Any] | None = None,
-) -> dict[str, Callable[[], Any]]:
+  gammas: Iterable[int] = (),
+) -> dict[str | int, Callable[[], Any]]:
   """What runs each of `parts` `calls` times, see `loop`.
 
   Rows have about `prefix` tokens after `prompt`, as in `speculative.decode`,
-  and never end.
+  and never end. For each of `gammas` there is the part 'target' at its width.
   """
+  gamma, gammas = config.draft.gamma, tuple(gammas)
+  # One size of cache for all.
+  room = max(gamma, *gammas, 0) - gamma
   limits = dataclasses.replace(
     config.limits,
     eos_id=-1,
-    max_new_tokens=max(config.limits.max_new_tokens, prefix + 16),
+    max_new_tokens=max(config.limits.max_new_tokens, prefix + 16) + room,
   )
   config = dataclasses.replace(config, limits=limits)
   keys = randomness.row_keys(0, jnp.arange(inputs.shape[0]))
 
-  def of(config, draft_params, parts):
-    if not parts:
-      return {}
-    state = _init(config, params, draft_params, inputs, keys, prompt)
-    sequences = state.sequences
-    state = state.replace(
-      sequences=sequences.replace(length=sequences.length + prefix)
-    )
-    rest = calls, params, draft_params, state
-    return {
-      part: functools.partial(loop, config, part, *rest) for part in parts
-    }
+  # What the target does alone is one program for all drafts and samplings.
+  def alone(gamma, sampling=_ANY):
+    nobody = UniformDraft(config.target.vocab_size, gamma)
+    return dataclasses.replace(config, draft=nobody, sampling=sampling)
 
-  # What the target does alone is one program for all drafts.
-  nobody = UniformDraft(config.target.vocab_size, config.draft.gamma)
-  alone = dataclasses.replace(config, draft=nobody)
-  targets = [part for part in parts if part in _OF_TARGET]
-  others = [part for part in parts if part not in _OF_TARGET]
-  return of(alone, None, targets) | of(config, draft_params, others)
+  state = _init(alone(gamma), params, None, inputs, keys, prompt)
+  sequences = state.sequences
+  state = state.replace(
+    sequences=sequences.replace(length=sequences.length + prefix)
+  )
+  run = lambda config, part, draft_params=None, state=state: functools.partial(
+    loop, config, part, calls, params, draft_params, state
+  )
+  found = {other: run(alone(other), 'target') for other in gammas}
+  if 'target' in parts:
+    found['target'] = run(alone(gamma), 'target')
+  if 'plain_step' in parts:
+    found['plain_step'] = run(alone(gamma, config.sampling), 'plain_step')
+  rest = [part for part in parts if part not in found]
+  if rest:
+    tokens, _ = prompt or autoregressive.default_prompt(inputs)
+    capacity = sequences.tokens.shape[1]
+    state = state.replace(
+      draft_cache=start_draft(
+        config.draft, draft_params, inputs, tokens, capacity
+      )
+    )
+    found |= {part: run(config, part, draft_params, state) for part in rest}
+  return found
 
 
 def costs(
@@ -263,12 +284,7 @@ def costs(
   """
   own = config.draft.gamma
   others = set(gammas) - {own}
-  timed = thunks(config, PARTS, *args, calls=calls, **kwargs)
-  for gamma in others:
-    draft = dataclasses.replace(config.draft, gamma=gamma)
-    other = dataclasses.replace(config, draft=draft)
-    more = thunks(other, ['target'], *args, calls=calls, **kwargs)
-    timed[gamma] = more['target']
+  timed = thunks(config, PARTS, *args, calls=calls, gammas=others, **kwargs)
   times = {part: t / calls for part, t in rounds(timed, repeats).items()}
   seconds = {part: float(np.median(t)) for part, t in times.items()}
   drafts = times['draft_and_target'] - times['target']

@@ -62,9 +62,9 @@ def measure(
     alpha = (earlier or {}).get('acceptance_rate', {}).get('alpha')
   config, params = workload.speculation(), workload.params
   batches = [b for _, b in zip(range(num_batches), workload.batches())]
-  starts, timed = _starts(config), []
+  timed = []
   for batch in tqdm.tqdm(batches, desc='walltime', unit='batch', leave=None):
-    timed.append(_time(workload, config, starts, batch, repeats))
+    timed.append(_time(workload, config, batch, repeats))
   cost = costs_lib.costs(
     config,
     *params,
@@ -93,18 +93,14 @@ def measure(
   return summary
 
 
-def _time(workload: Workload, config, starts, batch, repeats) -> dict[str, Any]:
+def _time(workload: Workload, config, batch, repeats) -> dict[str, Any]:
   """Seconds and counts of one batch."""
-  start, start_plain = starts
-  arguments = batch.inputs, workload.keys(batch), batch.prompt
   row = costs_lib.medians(
     {
       'plain': functools.partial(workload.decode_plain, batch),
       'fast': functools.partial(workload.decode, batch, config),
-      'start': functools.partial(start, *workload.params, *arguments),
-      'start_plain': functools.partial(
-        start_plain, workload.params[0], *arguments
-      ),
+      'start': functools.partial(_start, workload, config, batch),
+      'start_plain': functools.partial(_start_plain, workload, batch),
     },
     repeats,
   )
@@ -125,20 +121,34 @@ def _time(workload: Workload, config, starts, batch, repeats) -> dict[str, Any]:
   }
 
 
-def _starts(config: Speculation):
-  """What both loops do before their first token, compiled."""
+_prefill = jax.jit(autoregressive.prefill, static_argnums=(0, 4))
 
-  def start(params, draft_params, inputs, keys, prompt):
-    state = speculative.init(config, params, draft_params, inputs, keys, prompt)
-    return state.target_cache, state.draft_cache
 
-  def start_plain(params, inputs, keys, prompt):
-    state = autoregressive.init(
-      config.target, config.limits, params, inputs, keys, prompt
-    )
-    return state.cache
+def _start(workload: Workload, config: Speculation, batch) -> Any:
+  """What the speculative loop does before its first token."""
+  params, draft_params = workload.params
+  arguments = batch.inputs, *_prompt(workload, batch, config.draft.gamma)
+  return (
+    _prefill(config.target, params, *arguments),
+    costs_lib.start_draft(config.draft, draft_params, *arguments),
+  )
 
-  return jax.jit(start), jax.jit(start_plain)
+
+def _start_plain(workload: Workload, batch) -> Any:
+  """What the plain loop does before its first token."""
+  return _prefill(
+    workload.target.model,
+    workload.params[0],
+    batch.inputs,
+    *_prompt(workload, batch, 0),
+  )
+
+
+def _prompt(workload: Workload, batch, gamma: int) -> tuple[Any, int]:
+  """Prompts [B, P] and the capacity of the caches."""
+  prompt, _ = batch.prompt or autoregressive.default_prompt(batch.inputs)
+  room = speculative.block_room(gamma)
+  return prompt, prompt.shape[1] + workload.limits.max_new_tokens + room
 
 
 def speedup(plain, plain_tokens, fast, fast_tokens) -> tuple[float, float]:
