@@ -118,7 +118,7 @@ def begin(
 ) -> Sequences:
   """Sequences that hold the prompts [B, P] only, with `room` to spare."""
   rows, width = prompt.shape
-  size = width + limits.max_new_tokens + room
+  size = capacity(prompt, limits, room)
   tokens = jnp.zeros((rows, size), jnp.int32)
   real = jnp.arange(width) < prompt_length[:, None]
   return Sequences(
@@ -171,19 +171,42 @@ class State:
   target_calls: Array  # int32 [B]
 
 
-def init(
+_ROOM = 2  # positions beyond the cap
+jitted_prefill = jax.jit(prefill, static_argnums=(0, 4))
+
+
+def capacity(prompt: Array, limits: Limits, room: int = _ROOM) -> int:
+  """Tokens that a row may come to hold after its prompt [B, P]."""
+  return prompt.shape[1] + limits.max_new_tokens + room
+
+
+def start(
   model: LanguageModel,
   limits: Limits,
   params: Any,
   inputs: Any,
+  prompt: tuple[Array, Array] | None = None,
+) -> Any:
+  """The cache before the first token; arguments as `decode`.
+
+  What depends on inputs and prompts alone: a program of its own, which serves
+  every sampling and seed.
+  """
+  prompt, _ = prompt or default_prompt(inputs)
+  return jitted_prefill(model, params, inputs, prompt, capacity(prompt, limits))
+
+
+def init(
+  limits: Limits,
+  cache: Any,
   keys: Array,
   prompt: tuple[Array, Array] | None = None,
 ) -> State:
-  prompt, length = prompt or default_prompt(inputs)
-  sequences = begin(prompt, length, limits, room=2)
+  """State before the first token, with the cache that `start` made."""
+  prompt, length = prompt or default_prompt(keys)
   return State(
-    sequences=sequences,
-    cache=prefill(model, params, inputs, prompt, sequences.tokens.shape[1]),
+    sequences=begin(prompt, length, limits, _ROOM),
+    cache=cache,
     keys=keys,
     target_calls=jnp.zeros_like(length),
   )
@@ -229,6 +252,27 @@ def step(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def decode_from(
+  model: LanguageModel,
+  sampling: Sampling,
+  limits: Limits,
+  params: Any,
+  cache: Any,
+  keys: Array,
+  prompt: tuple[Array, Array] | None = None,
+) -> Result:
+  """`decode` with the cache that `start` made: a program of the loop alone."""
+  state = lax.while_loop(
+    lambda state: jnp.any(state.sequences.running),
+    functools.partial(step, model, sampling, limits, params),
+    init(limits, cache, keys, prompt),
+  )
+  return Result(
+    **new_tokens(state.sequences, limits), target_calls=state.target_calls
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def decode(
   model: LanguageModel,
   sampling: Sampling,
@@ -249,11 +293,5 @@ def decode(
     keys: from `randomness.row_keys`.
     prompt: (tokens [B, P], lengths [B]) to go on from; default one id 0.
   """
-  state = lax.while_loop(
-    lambda state: jnp.any(state.sequences.running),
-    functools.partial(step, model, sampling, limits, params),
-    init(model, limits, params, inputs, keys, prompt),
-  )
-  return Result(
-    **new_tokens(state.sequences, limits), target_calls=state.target_calls
-  )
+  cache = start(model, limits, params, inputs, prompt)
+  return decode_from(model, sampling, limits, params, cache, keys, prompt)

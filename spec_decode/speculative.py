@@ -123,32 +123,58 @@ def block_room(gamma: int) -> int:
   return gamma + 2
 
 
-def init(
+Caches = tuple[Any, Any]  # of the target and of the draft
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _start_draft(draft: Draft, draft_params, inputs, prompt, capacity) -> Any:
+  return draft.start(draft_params, inputs, prompt, capacity)
+
+
+def start(
   config: Speculation,
   params: Any,
   draft_params: Any,
   inputs: Any,
+  prompt: tuple[Array, Array] | None = None,
+) -> Caches:
+  """The caches before the first block; arguments as `decode`.
+
+  What depends on inputs and prompts alone. Two programs, so that the target's
+  serves all its drafts, samplings and seeds.
+  """
+  prompt, _ = prompt or autoregressive.default_prompt(inputs)
+  room = block_room(config.draft.gamma)
+  capacity = autoregressive.capacity(prompt, config.limits, room)
+  return (
+    autoregressive.jitted_prefill(
+      config.target, params, inputs, prompt, capacity
+    ),
+    _start_draft(config.draft, draft_params, inputs, prompt, capacity),
+  )
+
+
+def init(
+  config: Speculation,
+  params: Any,
+  caches: Caches,
   keys: Array,
   prompt: tuple[Array, Array] | None = None,
 ) -> State:
-  """State before the first block; arguments as `decode`."""
-  prompt, length = prompt or autoregressive.default_prompt(inputs)
+  """State before the first block, with the caches that `start` made."""
+  prompt, length = prompt or autoregressive.default_prompt(keys)
   gamma = config.draft.gamma
-  sequences = autoregressive.begin(
-    prompt, length, config.limits, block_room(gamma)
-  )
-  capacity = sequences.tokens.shape[1]
-  cache = autoregressive.prefill(
-    config.target, params, inputs, prompt, capacity
-  )
+  target_cache, draft_cache = caches
   hidden = jax.eval_shape(
-    lambda: config.target.extend(params, cache, prompt[:, :1], length)[0]
+    lambda: config.target.extend(params, target_cache, prompt[:, :1], length)[0]
   )
   zeros = jnp.zeros_like(length)
   return State(
-    sequences=sequences,
-    target_cache=cache,
-    draft_cache=config.draft.start(draft_params, inputs, prompt, capacity),
+    sequences=autoregressive.begin(
+      prompt, length, config.limits, block_room(gamma)
+    ),
+    target_cache=target_cache,
+    draft_cache=draft_cache,
     hidden=jnp.zeros((hidden.shape[0], hidden.shape[2]), hidden.dtype),
     keys=keys,
     target_calls=zeros,
@@ -309,6 +335,20 @@ def result(config: Speculation, state: State) -> Result:
 
 
 @functools.partial(jax.jit, static_argnums=0)
+def decode_from(
+  config: Speculation,
+  params: Any,
+  draft_params: Any,
+  caches: Caches,
+  keys: Array,
+  prompt: tuple[Array, Array] | None = None,
+) -> Result:
+  """`decode` with the caches that `start` made: a program of the loop alone."""
+  state = init(config, params, caches, keys, prompt)
+  return result(config, finish(config, params, draft_params, state))
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def decode(
   config: Speculation,
   params: Any,
@@ -330,8 +370,8 @@ def decode(
     keys: from `randomness.row_keys`.
     prompt: (tokens [B, P], lengths [B]) to go on from; default one id 0.
   """
-  state = init(config, params, draft_params, inputs, keys, prompt)
-  return result(config, finish(config, params, draft_params, state))
+  caches = start(config, params, draft_params, inputs, prompt)
+  return decode_from(config, params, draft_params, caches, keys, prompt)
 
 
 _jitted_init = jax.jit(init, static_argnums=0)
@@ -351,7 +391,8 @@ def stream(
   Blocks come as NumPy; the state that comes with one is valid until the next
   is asked for. The last state gives `result(config, state)`.
   """
-  state = _jitted_init(config, params, draft_params, inputs, keys, prompt)
+  caches = start(config, params, draft_params, inputs, prompt)
+  state = _jitted_init(config, params, caches, keys, prompt)
   while np.any(state.sequences.running):
     state, block = _jitted_step(config, params, draft_params, state)
     yield jax.device_get(block), state

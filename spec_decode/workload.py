@@ -281,21 +281,41 @@ class Workload:
   def keys(self, batch: text.Batch) -> jax.Array:
     return randomness.row_keys(self.seed, batch.ids)
 
-  def decode(self, batch: text.Batch, config: Speculation | None = None):
-    """One batch with speculation: `speculative.Result`."""
+  def start(self, batch: text.Batch, config: Speculation | None = None):
+    """What both models make of one batch's inputs: `speculative.Caches`."""
     config = config or self.speculation()
-    return speculative.decode(
-      config, *self.params, batch.inputs, self.keys(batch), batch.prompt
+    return speculative.start(config, *self.params, batch.inputs, batch.prompt)
+
+  def decode(
+    self, batch: text.Batch, config: Speculation | None = None, caches=None
+  ):
+    """One batch with speculation: `speculative.Result`.
+
+    Args:
+      batch: what to decode.
+      config: default `speculation()`.
+      caches: from `start`, with the same config; made anew by default.
+    """
+    config = config or self.speculation()
+    caches = caches or self.start(batch, config)
+    return speculative.decode_from(
+      config, *self.params, caches, self.keys(batch), batch.prompt
     )
 
-  def decode_plain(self, batch: text.Batch):
-    """One batch without: `autoregressive.Result`."""
-    return autoregressive.decode(
+  def start_plain(self, batch: text.Batch):
+    """The target's cache of one batch."""
+    return autoregressive.start(
+      self.target.model, self.limits, self.params[0], batch.inputs, batch.prompt
+    )
+
+  def decode_plain(self, batch: text.Batch, cache=None):
+    """One batch without: `autoregressive.Result`; cache from `start_plain`."""
+    return autoregressive.decode_from(
       self.target.model,
       self.sampling,
       self.limits,
       self.params[0],
-      batch.inputs,
+      self.start_plain(batch) if cache is None else cache,
       self.keys(batch),
       batch.prompt,
     )

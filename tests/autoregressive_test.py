@@ -102,8 +102,9 @@ def test_a_mask_hides_padding_and_ids_beyond_the_vocabulary():
 
 def test_step_by_step_with_rows_that_end():
   limits, sampling = Limits(9, EOS), Sampling()
-  args = PARAMS, INPUTS, keys(), (PROMPT, LENGTH)
-  state = autoregressive.init(TOY, limits, *args)
+  prompt = PROMPT, LENGTH
+  cache = autoregressive.start(TOY, limits, PARAMS, INPUTS, prompt)
+  state = autoregressive.init(limits, cache, keys(), prompt)
   step = jax.jit(
     functools.partial(autoregressive.step, TOY, sampling, limits, PARAMS)
   )

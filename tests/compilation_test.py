@@ -17,6 +17,7 @@ from spec_decode import autoregressive
 from spec_decode import speculative
 from spec_decode.autoregressive import Limits
 from spec_decode.drafts import ModelDraft
+from spec_decode.drafts import UniformDraft
 from spec_decode.language_model import PARKED
 from spec_decode.models import transformer
 from spec_decode.randomness import row_keys
@@ -101,6 +102,27 @@ def test_one_compilation_of_plain_decoding():
     decode(first)
   with compiles():
     decode(second)
+
+
+def test_what_a_target_makes_of_its_inputs_is_compiled_for_all_its_drafts():
+  params, draft_params, inputs, keys, prompt = toy_args(1)
+  before = len(_compiled)
+  results = []
+  for draft, its_params in (
+    (ModelDraft(toy_models.table_model(6), GREEDY, 5), draft_params),
+    (ModelDraft(toy_models.table_model(6), Sampling(0.5), 5), draft_params),
+    (UniformDraft(6, 5), None),
+  ):
+    config = toy_config(draft=draft, limits=Limits(17, 2))
+    caches = speculative.start(config, params, its_params, inputs, prompt)
+    results.append(
+      speculative.decode_from(config, params, its_params, caches, keys, prompt)
+    )
+  new = _compiled[before:]
+  assert new.count('jit(prefill)') == 1
+  assert new.count('jit(decode_from)') == 3
+  for result in results[1:]:  # greedy
+    np.testing.assert_array_equal(result.tokens, results[0].tokens)
 
 
 def test_a_stream_compiles_its_two_functions_once():

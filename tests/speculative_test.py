@@ -315,8 +315,10 @@ def as_numpy(state):
 
 
 def trace(config, *args):
+  params, draft_params, inputs, keys, *prompt = args
+  caches = speculative.start(config, params, draft_params, inputs, *prompt)
   init = jax.jit(speculative.init, static_argnums=0)
-  states = [as_numpy(init(config, *args))]
+  states = [as_numpy(init(config, params, caches, keys, *prompt))]
   blocks = []
   for block, state in speculative.stream(config, *args):
     blocks.append(block)
@@ -570,9 +572,10 @@ def test_steps_without_jit():
   limits = Limits(5, EOS)
   config = Speculation(model, ModelDraft(model, GREEDY, 3), GREEDY, limits)
   params = {'script': jnp.asarray(target)}, {'script': jnp.asarray(draft)}
-  args = *params, jnp.zeros((5, 1), jnp.int32), row_keys(0, np.arange(5))
+  inputs, keys = jnp.zeros((5, 1), jnp.int32), row_keys(0, np.arange(5))
   with jax.disable_jit():
-    state = speculative.init(config, *args)
+    caches = speculative.start(config, *params, inputs)
+    state = speculative.init(config, params[0], caches, keys)
     for _ in range(limits.max_new_tokens):
       state, _ = speculative.step(config, *params, state)
     result = speculative.result(config, state)

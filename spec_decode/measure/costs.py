@@ -200,12 +200,6 @@ _init = jax.jit(speculative.init, static_argnums=0)
 PARTS = ('plain_step', 'target', 'draft', 'draft_and_target', 'iteration')
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4))
-def start_draft(draft, draft_params, inputs, prompt, capacity: int) -> Any:
-  """`draft.start`, compiled."""
-  return draft.start(draft_params, inputs, prompt, capacity)
-
-
 def thunks(
   config: Speculation,
   parts: Sequence[str],
@@ -238,29 +232,27 @@ def thunks(
     nobody = UniformDraft(config.target.vocab_size, gamma)
     return dataclasses.replace(config, draft=nobody, sampling=sampling)
 
-  state = _init(alone(gamma), params, None, inputs, keys, prompt)
+  caches = speculative.start(config, params, draft_params, inputs, prompt)
+  state = _init(alone(gamma), params, caches, keys, prompt)
   sequences = state.sequences
   state = state.replace(
     sequences=sequences.replace(length=sequences.length + prefix)
   )
-  run = lambda config, part, draft_params=None, state=state: functools.partial(
-    loop, config, part, calls, params, draft_params, state
+  # Without what the draft has, so that its shapes do not matter.
+  bare = state.replace(draft_cache=None)
+  run_alone = lambda part, *args: functools.partial(
+    loop, alone(*args), part, calls, params, None, bare
   )
-  found = {other: run(alone(other), 'target') for other in gammas}
-  if 'target' in parts:
-    found['target'] = run(alone(gamma), 'target')
-  if 'plain_step' in parts:
-    found['plain_step'] = run(alone(gamma, config.sampling), 'plain_step')
-  rest = [part for part in parts if part not in found]
-  if rest:
-    tokens, _ = prompt or autoregressive.default_prompt(inputs)
-    capacity = sequences.tokens.shape[1]
-    state = state.replace(
-      draft_cache=start_draft(
-        config.draft, draft_params, inputs, tokens, capacity
+  found = {other: run_alone('target', other) for other in gammas}
+  for part in parts:
+    if part == 'target':
+      found[part] = run_alone(part, gamma)
+    elif part == 'plain_step':
+      found[part] = run_alone(part, gamma, config.sampling)
+    else:
+      found[part] = functools.partial(
+        loop, config, part, calls, params, draft_params, state
       )
-    )
-    found |= {part: run(config, part, draft_params, state) for part in rest}
   return found
 
 

@@ -3,8 +3,8 @@
 
 Plain and speculative decoding take turns on the same prompts in one process;
 medians after a warm-up, without compilation and file writing. Speed-ups are
-per token, since sampled texts differ in length, and of the loops; the one with
-the encoders is beside it.
+per token, since sampled texts differ in length, and of the loops alone; the one
+with the encoders is beside it.
 """
 
 import functools
@@ -15,13 +15,10 @@ import jax
 import numpy as np
 import tqdm
 
-from spec_decode import autoregressive
 from spec_decode import checks
-from spec_decode import speculative
 from spec_decode import theory
 from spec_decode.measure import costs as costs_lib
 from spec_decode.measure.acceptance_rate import counts
-from spec_decode.speculative import Speculation
 from spec_decode.workload import Workload
 
 
@@ -95,18 +92,20 @@ def measure(
 
 def _time(workload: Workload, config, batch, repeats) -> dict[str, Any]:
   """Seconds and counts of one batch."""
+  start = functools.partial(workload.start, batch, config)
+  start_plain = functools.partial(workload.start_plain, batch)
+  decode = functools.partial(workload.decode, batch, config, start())
+  decode_plain = functools.partial(workload.decode_plain, batch, start_plain())
   row = costs_lib.medians(
     {
-      'plain': functools.partial(workload.decode_plain, batch),
-      'fast': functools.partial(workload.decode, batch, config),
-      'start': functools.partial(_start, workload, config, batch),
-      'start_plain': functools.partial(_start_plain, workload, batch),
+      'plain': decode_plain,
+      'fast': decode,
+      'start': start,
+      'start_plain': start_plain,
     },
     repeats,
   )
-  plain, fast = jax.device_get(
-    (workload.decode_plain(batch), workload.decode(batch, config))
-  )
+  plain, fast = jax.device_get((decode_plain(), decode()))
   real = slice(batch.count)
   unequal = np.any(plain.tokens != fast.tokens, axis=1)
   return row | {
@@ -119,36 +118,6 @@ def _time(workload: Workload, config, batch, repeats) -> dict[str, Any]:
     'tested': np.sum(fast.tested[real]),
     'drawn': np.sum(fast.drawn[real]),
   }
-
-
-_prefill = jax.jit(autoregressive.prefill, static_argnums=(0, 4))
-
-
-def _start(workload: Workload, config: Speculation, batch) -> Any:
-  """What the speculative loop does before its first token."""
-  params, draft_params = workload.params
-  arguments = batch.inputs, *_prompt(workload, batch, config.draft.gamma)
-  return (
-    _prefill(config.target, params, *arguments),
-    costs_lib.start_draft(config.draft, draft_params, *arguments),
-  )
-
-
-def _start_plain(workload: Workload, batch) -> Any:
-  """What the plain loop does before its first token."""
-  return _prefill(
-    workload.target.model,
-    workload.params[0],
-    batch.inputs,
-    *_prompt(workload, batch, 0),
-  )
-
-
-def _prompt(workload: Workload, batch, gamma: int) -> tuple[Any, int]:
-  """Prompts [B, P] and the capacity of the caches."""
-  prompt, _ = batch.prompt or autoregressive.default_prompt(batch.inputs)
-  room = speculative.block_room(gamma)
-  return prompt, prompt.shape[1] + workload.limits.max_new_tokens + room
 
 
 def speedup(plain, plain_tokens, fast, fast_tokens) -> tuple[float, float]:
@@ -175,11 +144,11 @@ def speedup(plain, plain_tokens, fast, fast_tokens) -> tuple[float, float]:
 def _speedups(column) -> dict[str, float]:
   """Of the loops alone and with what comes before them."""
   tokens = column('plain_tokens'), column('tokens')
-  plain = column('plain') - column('start_plain')
-  value, error = speedup(
-    plain, tokens[0], column('fast') - column('start'), tokens[1]
+  plain, fast = column('plain'), column('fast')
+  value, error = speedup(plain, tokens[0], fast, tokens[1])
+  whole, _ = speedup(
+    plain + column('start_plain'), tokens[0], fast + column('start'), tokens[1]
   )
-  whole, _ = speedup(column('plain'), tokens[0], column('fast'), tokens[1])
   return {
     'speedup': value,
     'speedup_error': error,

@@ -339,7 +339,8 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
       prompt = targets, given + 1
     target = config.target.prepare(params['target'])
     draft = config.draft.prepare(params['draft'])
-    state = speculative.init(config, target, draft, inputs, keys, prompt)
+    caches = speculative.start(config, target, draft, inputs, prompt)
+    state = speculative.init(config, target, caches, keys, prompt)
     # In T5X the length bounds the prompt, its start id apart, and what follows.
     limit = jnp.full_like(state.sequences.limit, length + 1)
     state = state.replace(sequences=state.sequences.replace(limit=limit))
