@@ -21,6 +21,7 @@ import optax
 import orbax.checkpoint as ocp
 import tqdm
 
+from spec_decode import checks
 from spec_decode.models import checkpoints
 from spec_decode.models import transformer
 from spec_decode.workload import Network
@@ -155,6 +156,27 @@ def deepen(shallow: Any, fresh: Any) -> Any:
   return traverse_util.unflatten_dict(shallow, sep='/')
 
 
+def problems(
+  loss: Callable, teacher: Network | None, initial: Network | None, **arguments
+) -> list[str]:
+  """What `train` cannot work on."""
+  found = checks.below(1, arguments, 'save_every', 'log_every')
+  if (loss is not cross_entropy) != (teacher is not None):
+    found.append(
+      f'Expected a teacher exactly for the losses that need one, got loss'
+      f' {loss.__name__} and teacher {teacher and teacher.name}.'
+    )
+  for network in (teacher, initial):
+    if network is None:
+      continue
+    found += network.problems()
+    if network.path is None:
+      found.append(
+        f'Expected a checkpoint of {network.name}, got none. Name one.'
+      )
+  return found
+
+
 def train(
   output_dir: str,
   network: Network,
@@ -187,11 +209,11 @@ def train(
   Returns:
     What a record keeps: steps, last loss, target tokens seen, seconds.
   """
-  if (loss is not cross_entropy) != (teacher is not None):
-    raise ValueError(
-      f'Expected a teacher exactly for the losses that need one, got loss'
-      f' {loss.__name__} and teacher {teacher and teacher.name}.'
-    )
+  wrong = problems(
+    loss, teacher, initial, save_every=save_every, log_every=log_every
+  )
+  if wrong:
+    raise ValueError('\n'.join(wrong))
   directory = pathlib.Path(output_dir).expanduser().absolute()
   directory.mkdir(parents=True, exist_ok=True)
   teacher_params = None

@@ -205,6 +205,7 @@ def test_what_a_job_cannot_work_on_is_refused_first(binding, message, tmp_path):
       r'walltime.measure.gammas to be of ty',
     ),
     ('generate.generate.num_samples = -1', 'num_samples >= 0, got -1'),
+    ('draft/workload.Network.shortlist = 9000', 'at most the 8000 ids of'),
     # Types.
     ('workload.Workload.draft_sampling = 3', 'Sampling | None, got 3'),
     ('workload.Workload.mask = "no"', "of type bool, got 'no'"),
@@ -323,6 +324,40 @@ def test_a_row_with_values_that_cannot_be_made_is_refused_by_a_sweep(tmp_path):
   with pytest.raises(configuration.ConfigError, match='top_p') as error:
     experiment.sweep(rows, str(tmp_path))
   assert 'In call to configurable' not in str(error.value)
+
+
+@pytest.mark.parametrize('job', ['trace', 'timeline'])
+def test_an_example_that_is_not_there_is_refused(job):
+  files = [
+    f'configs/runs/{job}.gin',
+    'configs/tasks/debian_en_de.gin',
+    'configs/models/debian_target.gin',
+    'configs/models/debian_draft_small.gin',
+  ]
+  run = _parse([f'{job}.measure.example = 1000'], files)
+  with pytest.raises(configuration.ConfigError, match='in 0..999.*got 1000'):
+    run(only_check=True)
+
+
+def test_what_training_cannot_work_with_is_refused_first(tmp_path):
+  files = [
+    'configs/runs/train_draft_on_text.gin',
+    'configs/models/debian_draft_small.gin',
+  ]
+  written = tiny.examples(tmp_path / 'written.jsonl')
+  bindings = [
+    f"GENERATED = '{written}'",
+    f"OUTPUT_DIR = '{tmp_path}/out'",
+    "generated/training.Source.targets = 'targets'",
+    'train.train.teacher = %DRAFT',
+    'train.train.save_every = 0',
+    "draft/workload.Network.checkpoint = 'none.safetensors'",
+  ]
+  with pytest.raises(configuration.ConfigError, match='3 thing') as error:
+    _parse(bindings, files)()
+  for word in ('a teacher exactly', 'save_every >= 1', 'none.safetensors'):
+    assert word in str(error.value)
+  assert not (tmp_path / 'out').exists()
 
 
 def test_a_missing_source_of_prompts_to_go_on_from_is_refused():

@@ -190,6 +190,7 @@ def target_texts(
       bar.update(min(done, num_tokens) - bar.n)
       if done >= num_tokens:
         break
+    bar.total = bar.n  # the prompts may have ended before
   _texts[key] = texts
   return texts
 

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from spec_decode import autoregressive
+from spec_decode import checks
 from spec_decode import speculative
 from spec_decode.drafts import ModelDraft
 from spec_decode.language_model import LanguageModel
@@ -37,6 +38,20 @@ class Span:
   kind: str
   begin: float
   end: float
+
+
+def problems(workload: Workload, example: int, **arguments) -> list[str]:
+  """What there is nothing to profile of."""
+  found = checks.below(0, arguments, 'gammas')
+  if workload.prompts.problems():
+    return found  # which says enough
+  number = len(workload.prompts.examples)
+  if not 0 <= example < number:
+    found.append(
+      f'Expected example in 0..{number - 1}, those of {workload.prompts.task},'
+      f' got {example}. Choose one of these.'
+    )
+  return found
 
 
 def measure(

@@ -28,6 +28,9 @@ _OF_EXTRA = {
 }
 
 
+problems = timeline.problems
+
+
 def measure(
   workload: Workload,
   output_dir: str,

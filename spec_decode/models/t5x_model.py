@@ -16,7 +16,6 @@ G guesses (gamma).
 
 from collections.abc import Mapping
 import dataclasses
-import functools
 from typing import Any
 
 from etils import epath
@@ -321,12 +320,18 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
 
   def _decode(self, params, batch, count: int, prompted: bool):
     """The finished loop over `count` copies of each row."""
-    copies = functools.partial(jnp.repeat, repeats=count, axis=0)
-    inputs = copies(batch['encoder_input_tokens'])
-    targets = copies(batch['decoder_input_tokens'])
+    inputs = batch['encoder_input_tokens']
+    targets = batch['decoder_input_tokens']
+    rows = inputs.shape[0]
+
+    def copies(x):
+      # Caches have several entries per row, one for each head.
+      x = x.reshape(rows, -1, *x.shape[1:])
+      return jnp.repeat(x, count, axis=0).reshape(-1, *x.shape[2:])
+
+    keys = randomness.row_keys(self._seed, randomness.hash_ids(inputs))
     keys = jax.vmap(jax.random.fold_in)(
-      randomness.row_keys(self._seed, randomness.hash_ids(inputs)),
-      jnp.arange(inputs.shape[0]) % count,
+      jnp.repeat(keys, count), jnp.arange(rows * count) % count
     )
     length, prompt = targets.shape[1], None
     limits = self.speculation.limits
@@ -339,7 +344,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
       prompt = targets, given + 1
     target = config.target.prepare(params['target'])
     draft = config.draft.prepare(params['draft'])
+    # The inputs are encoded once for all decodes.
     caches = speculative.start(config, target, draft, inputs, prompt)
+    caches, prompt = jax.tree.map(copies, (caches, prompt))
     state = speculative.init(config, target, caches, keys, prompt)
     # In T5X the length bounds the prompt, its start id apart, and what follows.
     limit = jnp.full_like(state.sequences.limit, length + 1)
