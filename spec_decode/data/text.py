@@ -189,9 +189,9 @@ def _parse(line: str, path: pathlib.Path, number: int, targets: str) -> Example:
     ) from error
 
 
-def rounded(length: int) -> int:
-  """Up to a multiple of 16, so that near lengths share a compiled program."""
-  return -(-length // 16) * 16
+def rounded(length: int, step: int = 16) -> int:
+  """Up to a multiple of `step`: near lengths share a compiled program."""
+  return -(-length // step) * step
 
 
 def pad(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:

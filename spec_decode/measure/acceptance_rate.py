@@ -182,7 +182,7 @@ def target_texts(
     for batch in workload.prompts.batches(batch_size):
       plain: autoregressive.Result = workload.decode_plain(batch)
       length = np.asarray(plain.length)
-      width = text.rounded(int(length.max()))
+      width = text.rounded(int(length.max()), 32)
       tokens = np.asarray(plain.tokens)[:, :width]
       hidden = _hidden(model, params, batch.inputs, tokens, batch.prompt)
       texts.append(TargetText(batch, tokens, length, np.asarray(hidden)))

@@ -121,8 +121,9 @@ class Transformer(nn.Module):
   def cross_keys_values(self, encoder_input_tokens: Array) -> list:
     """Keys and values of the inputs [B, I] for each decoder layer.
 
-    Inputs are padded to a width that holds every batch. Where half of it holds
-    this one, only that half is computed; the rest is never attended to.
+    Inputs are padded to a width that holds every batch. Where a half or a
+    quarter of it holds this one, only that is computed; the rest is never
+    attended to.
     """
     width = encoder_input_tokens.shape[1]
 
@@ -140,11 +141,11 @@ class Transformer(nn.Module):
 
       return keys_values
 
-    half = width // 2
-    if half < _LEAST_INPUTS:
-      return over(width)(self, encoder_input_tokens)
-    short = jnp.all(encoder_input_tokens[:, half:] == 0)
-    return nn.cond(short, over(half), over(width), self, encoder_input_tokens)
+    shorter = [n for n in (width // 4, width // 2) if n >= _LEAST_INPUTS]
+    tokens = encoder_input_tokens
+    too_long = [jnp.any(tokens[:, n:] != 0).astype(int) for n in shorter]
+    branches = [over(n) for n in (*shorter, width)]
+    return nn.switch(sum(too_long), branches, self, tokens)
 
   def start(self, encoder_input_tokens: Array, capacity: int) -> Cache:
     """Encodes the inputs and allocates room for `capacity` tokens per row."""
