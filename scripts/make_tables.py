@@ -41,6 +41,9 @@ def speculation() -> str:
     for record in _records('table4')
     if record['results']['workload']['replay'] is None
   ]
+  # A sweep that was gone on with leaves its rows in another order.
+  place = lambda work: (work['task'], work['temperature'])
+  found.sort(key=lambda record: place(record['results']['workload']))
   for record in found:
     results = record['results']
     work, times = results['workload'], results['walltime']

@@ -18,18 +18,12 @@ def problems(
   target: Network, draft: Network, layout: str, **arguments
 ) -> list[str]:
   """What `to_t5x` cannot write."""
-  found = target.problems() + draft.problems()
+  found = target.stored_problems() + draft.stored_problems()
   found += checks.below(1, arguments, 'step')
   if layout not in _SAVERS:
     found.append(
       f'Expected layout in {list(_SAVERS)}, got {layout!r}. Choose one.'
     )
-  for network in (target, draft):
-    if network.checkpoint is None:
-      found.append(
-        f'Expected a checkpoint of {network.name}, got none. Name the one to'
-        ' convert.'
-      )
   return found
 
 

@@ -49,7 +49,7 @@ class NGrams:
     if found:
       return found
     try:
-      metadata = ngram.load_metadata(self.path)
+      counted = ngram.counted_with(self.path)
       tables = ngram.load(self.path)
     except (FileNotFoundError, ValueError) as error:
       return [str(error)]
@@ -63,7 +63,6 @@ class NGrams:
       self.as_draft(1, Sampling()).prepare(tables)
     except ValueError as error:
       found.append(str(error))
-    counted = (metadata or {}).get('vocabulary')
     return found + text.vocabulary_problems(
       self.path, 'counted', counted, vocabulary.path, vocabulary.fingerprint
     )

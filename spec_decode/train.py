@@ -167,13 +167,8 @@ def problems(
       f' {loss.__name__} and teacher {teacher and teacher.name}.'
     )
   for network in (teacher, initial):
-    if network is None:
-      continue
-    found += network.problems()
-    if network.path is None:
-      found.append(
-        f'Expected a checkpoint of {network.name}, got none. Name one.'
-      )
+    if network is not None:
+      found += network.stored_problems()
   return found
 
 

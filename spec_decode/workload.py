@@ -110,6 +110,15 @@ class Network:
       )
     return found
 
+  def stored_problems(self) -> list[str]:
+    """As `problems`, and what keeps its weights from being read."""
+    found = self.problems()
+    if self.path is None:
+      found.append(
+        f'Expected a checkpoint of {self.name}, got none. Name the one to read.'
+      )
+    return found
+
   def problems(self, vocabulary: text.Vocabulary | None = None) -> list[str]:
     """What keeps this network from being used, with a vocabulary if given."""
     found = checks.mistyped(Network, vars(self)) or checks.mistyped(
@@ -159,7 +168,7 @@ class Network:
     path = text.resolve(self.frequencies)
     try:
       size = len(ngram.load(path)['unigram'])
-      counted = (ngram.load_metadata(path) or {}).get('vocabulary')
+      counted = ngram.counted_with(path)
     except (FileNotFoundError, ValueError) as error:
       return [str(error)]
     if not self.shortlist <= size <= self.config.vocab_size:

@@ -26,7 +26,7 @@ from spec_decode.speculative import Speculation
 
 T5 = toy_models.TINY_T5
 CONFIGS = {
-  '1.0': T5.replace(logits_via_embedding=True, mlp_activations=('relu',)),
+  '1.0': toy_models.TINY_TIED_T5,
   '1.1': T5,
   'decoder only': decoder_only.DecoderOnlyConfig(
     50, emb_dim=16, num_heads=2, head_dim=8, num_decoder_layers=1, mlp_dim=32

@@ -232,7 +232,10 @@ def thunks(
     nobody = UniformDraft(config.target.vocab_size, gamma)
     return dataclasses.replace(config, draft=nobody, sampling=sampling)
 
-  caches = speculative.start(config, params, draft_params, inputs, prompt)
+  starter = alone(gamma), params, None
+  if not {'plain_step', 'target'}.issuperset(parts):
+    starter = config, params, draft_params
+  caches = speculative.start(*starter, inputs, prompt)
   state = _init(alone(gamma), params, caches, keys, prompt)
   sequences = state.sequences
   state = state.replace(

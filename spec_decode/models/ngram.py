@@ -275,6 +275,11 @@ def load_metadata(path: Path) -> Any:
     return json.loads(file.metadata()['json'])
 
 
+def counted_with(path: Path) -> str | None:
+  """Fingerprint of the vocabulary of tables, if the file names it."""
+  return (load_metadata(path) or {}).get('vocabulary')
+
+
 def _open(path: Path):
   path = files.absolute(path)
   if not path.is_file():

@@ -357,7 +357,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
 
 def _check_counted(path: str, vocabulary: seqio.Vocabulary) -> None:
   """Raises ValueError for tables that were counted with another vocabulary."""
-  counted = (ngram.load_metadata(path) or {}).get('vocabulary')
+  counted = ngram.counted_with(path)
   used = str(vocabulary)
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     # Of the file, since tables are counted by `text.Vocabulary`.
