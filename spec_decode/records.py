@@ -29,13 +29,20 @@ def hardware() -> dict[str, Any]:
   }
 
 
-def _processor() -> str:
-  cpuinfo = pathlib.Path('/proc/cpuinfo')
+def _processor(cpuinfo: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> str:
+  """The CPU's name, with family and model, since hosts cut names short."""
+  said = {}
   if cpuinfo.is_file():
     for line in cpuinfo.read_text().splitlines():
-      if line.startswith('model name'):
-        return line.partition(':')[2].strip()
-  return platform.processor() or platform.machine()
+      name, _, value = line.partition(':')
+      said.setdefault(name.strip(), value.strip())
+  if 'model name' not in said:
+    return platform.processor() or platform.machine()
+  if not {'cpu family', 'model'}.issubset(said):
+    return said['model name']
+  return (
+    f'{said["model name"]} (family {said["cpu family"]}, model {said["model"]})'
+  )
 
 
 def _commit() -> str | None:

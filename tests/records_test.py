@@ -33,3 +33,16 @@ def test_a_broken_line_is_named(tmp_path):
   path.write_text('{}\n{"name": "cut o')
   with pytest.raises(ValueError, match='line 2'):
     records.read(path)
+
+
+def test_processors_of_one_name_are_told_apart(tmp_path):
+  cpuinfo = tmp_path / 'cpuinfo'
+  cpuinfo.write_text(
+    'cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n'
+    '\ncpu family\t: 99\n'
+  )
+  name = 'AMD EPYC (family 25, model 17)'
+  assert records._processor(cpuinfo) == name
+  cpuinfo.write_text('model name\t: ARMv7\n')
+  assert records._processor(cpuinfo) == 'ARMv7'
+  assert records._processor(tmp_path / 'none')

@@ -74,6 +74,40 @@ def test_cached_chunks_equal_one_pass(kind, layout):
   )
 
 
+@pytest.mark.parametrize('inputs', [40, layers._MANY_INPUTS])
+def test_products_of_few_rows(inputs):
+  rng = np.random.default_rng(4)
+  kernel = rng.normal(size=(inputs, 24)).astype(np.float32)
+  stored = layers.few_rows_kernel(kernel)
+  assert stored.shape == ((24, inputs) if inputs > 40 else (inputs, 24))
+  for shape in [(1, 1), (1, 2), (3, 1), (1, 5), (3, 3), (2, 8)]:
+    x = rng.normal(size=(*shape, inputs)).astype(np.float32)
+    for function in (layers.few_rows_product, jax.jit(layers.few_rows_product)):
+      product = function(jnp.asarray(x), stored)
+      np.testing.assert_allclose(product, x @ kernel, atol=1e-4)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_wide_decoders_turn_their_kernels(kind):
+  config = KINDS[kind].replace(emb_dim=layers._MANY_INPUTS)
+  params = toy_models.t5_params(config, 11)
+  model = transformer.language_model(config, None, 'fused')
+  prepared = model.prepare(params)
+  kernel = prepared['decoder']['logits_dense']['kernel']
+  assert kernel.shape == (config.vocab_size, config.emb_dim)
+  inputs, tokens = batch(3, 7, LENGTH)
+  exact = np.asarray(teacher_forced(config, params, inputs, tokens))
+  cache, at, logits = start(model, prepared, inputs, LENGTH), 0, []
+  for width in (1, 4, 6, 5):
+    chunk = tokens[:, at : at + width]
+    some, cache = feed(model, prepared, cache, chunk, np.full(3, at))
+    logits.append(some)
+    at += width
+  assert at == LENGTH
+  error = np.concatenate(logits, axis=1) - exact
+  assert np.abs(error).max() < 1e-5 * exact.std()
+
+
 def test_any_chunking_leaves_the_same_cache():
   config = toy_models.TINY_T5
   model = transformer.language_model(config)

@@ -21,6 +21,8 @@ Array = jax.Array
 
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
+# Kernels with so many inputs stand transposed where rows are few.
+_MANY_INPUTS = 512
 
 
 @struct.dataclass
@@ -77,7 +79,8 @@ def relative_position_bucket(
 class Dense(nn.Module):
   """Linear map of the last axis, without bias.
 
-  With `few_rows` the product is `few_rows_product`.
+  With `few_rows` the product is `few_rows_product`, and the kernel is stored as
+  `few_rows_kernel` returns it.
   """
 
   features: int
@@ -90,34 +93,66 @@ class Dense(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     base = nn.initializers.variance_scaling(1.0, 'fan_in', self.init)
+    turned = self.few_rows and x.shape[-1] >= _MANY_INPUTS
+    step = -1 if turned else 1
     kernel = param_with_axes(
       'kernel',
       lambda *args: base(*args) / jnp.sqrt(self.scale),
-      (x.shape[-1], self.features),
+      (x.shape[-1], self.features)[::step],
       jnp.float32,
-      axes=self.kernel_axes,
+      axes=self.kernel_axes[::step],
     )
     kernel, x = kernel.astype(self.dtype), x.astype(self.dtype)
     return few_rows_product(x, kernel) if self.few_rows else x @ kernel
 
 
+def few_rows_kernel(kernel: Array) -> Array:
+  """A checkpoint's kernel [in, out] as `few_rows_product` takes it."""
+  return kernel.T if kernel.shape[0] >= _MANY_INPUTS else kernel
+
+
 def few_rows_product(x: Array, kernel: Array) -> Array:
-  """`x @ kernel` for x [..., in] of few rows, such as the chunks of a decoder.
+  """The product of x [..., in] of few rows, such as the chunks of a decoder.
 
   On a CPU XLA leaves a product of several rows to a library that packs the
-  kernel anew in every call. It keeps to itself the products whose activations
-  stand transposed, and reads the kernel once in those. The barrier keeps it
-  from folding the transposition back.
+  right-hand side anew in every call. So a kernel with many inputs stands on the
+  left, where the library reads it row by row. With few inputs its rows are too
+  short for that: the activations stand transposed instead, and XLA keeps the
+  product to itself. The barriers keep it from folding the transpositions back.
+
+  Args:
+    x: activations.
+    kernel: of `few_rows_kernel`, [out, in] for many inputs or [in, out].
+
+  Returns:
+    [..., out].
   """
+  turned = x.shape[-1] >= _MANY_INPUTS
+  ordinary = lambda x, kernel: x @ (kernel.T if turned else kernel)
   if x.size == x.shape[-1]:
-    return x @ kernel
+    # One row: nothing is packed, and all cores read a transposed kernel.
+    return ordinary(x, kernel)
+  rows = x.reshape(-1, x.shape[-1])
 
-  def transposed(x, kernel):
-    columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
-    product = lax.dot_general(columns, kernel, (((0,), (0,)), ((), ())))
-    return product.reshape(*x.shape[:-1], kernel.shape[1])
+  def kernel_first(rows, kernel):
+    count = len(rows)
+    if count > 4:
+      # The library takes four or eight rows at once; the rest one by one.
+      rows = jnp.pad(rows, ((0, -count % 8), (0, 0)))
+    product = lax.dot_general(kernel, rows, (((1,), (1,)), ((), ())))
+    return lax.optimization_barrier(product).T[:count]
 
-  return lax.platform_dependent(x, kernel, cpu=transposed, default=jnp.matmul)
+  def rows_transposed(rows, kernel):
+    columns = lax.optimization_barrier(rows.T)
+    return lax.dot_general(columns, kernel, (((0,), (0,)), ((), ())))
+
+  product = lax.platform_dependent(
+    rows,
+    kernel,
+    cpu=kernel_first if turned else rows_transposed,
+    default=ordinary,
+  )
+  return product.reshape(*x.shape[:-1], -1)
 
 
 class LayerNorm(nn.Module):
