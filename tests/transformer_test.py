@@ -74,12 +74,16 @@ def test_cached_chunks_equal_one_pass(kind, layout):
   )
 
 
-@pytest.mark.parametrize('inputs', [40, layers._MANY_INPUTS])
-def test_products_of_few_rows(inputs):
+@pytest.mark.parametrize(
+  'inputs, outputs',
+  [(40, 24), (40, layers._MANY_OUTPUTS), (layers._MANY_INPUTS, 24)],
+)
+def test_products_of_few_rows(inputs, outputs):
   rng = np.random.default_rng(4)
-  kernel = rng.normal(size=(inputs, 24)).astype(np.float32)
+  kernel = rng.normal(size=(inputs, outputs)).astype(np.float32)
   stored = layers.few_rows_kernel(kernel)
-  assert stored.shape == ((24, inputs) if inputs > 40 else (inputs, 24))
+  turned = inputs >= layers._MANY_INPUTS
+  assert stored.shape == (kernel.T if turned else kernel).shape
   for shape in [(1, 1), (1, 2), (3, 1), (1, 5), (3, 3), (2, 8)]:
     x = rng.normal(size=(*shape, inputs)).astype(np.float32)
     for function in (layers.few_rows_product, jax.jit(layers.few_rows_product)):

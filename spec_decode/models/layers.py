@@ -21,8 +21,9 @@ Array = jax.Array
 
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
-# Kernels with so many inputs stand transposed where rows are few.
-_MANY_INPUTS = 512
+# Sizes of kernels by which `few_rows_product` chooses; measured on two cores.
+_MANY_INPUTS = 384
+_MANY_OUTPUTS = 2048
 
 
 @struct.dataclass
@@ -118,7 +119,8 @@ def few_rows_product(x: Array, kernel: Array) -> Array:
   right-hand side anew in every call. So a kernel with many inputs stands on the
   left, where the library reads it row by row. With few inputs its rows are too
   short for that: the activations stand transposed instead, and XLA keeps the
-  product to itself. The barriers keep it from folding the transpositions back.
+  product to itself, unless there are outputs enough for the library to be
+  faster all the same. The barriers keep XLA from folding transpositions back.
 
   Args:
     x: activations.
@@ -146,12 +148,11 @@ def few_rows_product(x: Array, kernel: Array) -> Array:
     columns = lax.optimization_barrier(rows.T)
     return lax.dot_general(columns, kernel, (((0,), (0,)), ((), ())))
 
-  product = lax.platform_dependent(
-    rows,
-    kernel,
-    cpu=kernel_first if turned else rows_transposed,
-    default=ordinary,
-  )
+  if turned:
+    cpu = kernel_first
+  else:
+    cpu = ordinary if kernel.shape[1] >= _MANY_OUTPUTS else rows_transposed
+  product = lax.platform_dependent(rows, kernel, cpu=cpu, default=ordinary)
   return product.reshape(*x.shape[:-1], -1)
 
 
