@@ -76,7 +76,12 @@ def test_cached_chunks_equal_one_pass(kind, layout):
 
 @pytest.mark.parametrize(
   'inputs, outputs',
-  [(40, 24), (40, layers._MANY_OUTPUTS), (layers._MANY_INPUTS, 24)],
+  [
+    (40, 24),
+    (40, layers._MANY_OUTPUTS),
+    (layers._MANY_INPUTS, 24),
+    (layers._MANY_MORE_INPUTS, 24),
+  ],
 )
 def test_products_of_few_rows(inputs, outputs):
   rng = np.random.default_rng(4)

@@ -23,6 +23,7 @@ _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
 # Sizes of kernels by which `few_rows_product` chooses; measured on two cores.
 _MANY_INPUTS = 384
+_MANY_MORE_INPUTS = 768
 _MANY_OUTPUTS = 2048
 
 
@@ -131,10 +132,10 @@ def few_rows_product(x: Array, kernel: Array) -> Array:
   """
   turned = x.shape[-1] >= _MANY_INPUTS
   ordinary = lambda x, kernel: x @ (kernel.T if turned else kernel)
-  if x.size == x.shape[-1]:
-    # One row: nothing is packed, and all cores read a transposed kernel.
-    return ordinary(x, kernel)
   rows = x.reshape(-1, x.shape[-1])
+  if len(rows) == 1 and x.shape[-1] < _MANY_MORE_INPUTS:
+    # For one row nothing is packed, and here XLA's own code is the fastest.
+    return ordinary(x, kernel)
 
   def kernel_first(rows, kernel):
     count = len(rows)
