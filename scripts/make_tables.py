@@ -76,10 +76,11 @@ def benchmark() -> str:
   for record in records.read(_ROOT / 'experiments/benchmark/records.jsonl'):
     result = record['results']['benchmark']
     newest[result['target'], result['draft']] = record
-  found = list(newest.values())
-  for record in found:
+  found = []
+  for record in newest.values():
     results = record['results']['benchmark']
     for row in results['rows']:
+      found.append(record)
       single = row['batch_size'] == 1
       wide = results['wide_over_one']
       rows.append(
@@ -219,15 +220,23 @@ def agreement() -> str:
 
 
 def _measured(found, rows) -> str:
-  """The rows, and every machine that they are of."""
+  """The rows and where they were measured; `found` has the record of each."""
   if not rows:
     return 'Not measured yet.'
-  machines = dict.fromkeys(
+  names = [
     f'{tables.machine(record)}, jax {record["versions"]["jax"]}'
     for record in found
-  )
-  where = f'Measured on {"; ".join(machines)}.'
-  return f'{where}\n\n{contents.markdown(rows)}'
+  ]
+  machines = list(dict.fromkeys(names))
+  if len(machines) == 1:
+    return f'Measured on {machines[0]}.\n\n{contents.markdown(rows)}'
+  letters = {name: chr(ord('A') + i) for i, name in enumerate(machines)}
+  where = '; '.join(f'{letters[name]}: {name}' for name in machines)
+  rows = [
+    row | {'machine': letters[name]}
+    for row, name in zip(rows, names, strict=True)
+  ]
+  return f'Measured on {where}.\n\n{contents.markdown(rows)}'
 
 
 def paper() -> str:
