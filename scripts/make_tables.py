@@ -223,19 +223,7 @@ def _measured(found, rows) -> str:
   """The rows and where they were measured; `found` has the record of each."""
   if not rows:
     return 'Not measured yet.'
-  names = [
-    f'{tables.machine(record)}, jax {record["versions"]["jax"]}'
-    for record in found
-  ]
-  machines = list(dict.fromkeys(names))
-  if len(machines) == 1:
-    return f'Measured on {machines[0]}.\n\n{contents.markdown(rows)}'
-  letters = {name: chr(ord('A') + i) for i, name in enumerate(machines)}
-  where = '; '.join(f'{letters[name]}: {name}' for name in machines)
-  rows = [
-    row | {'machine': letters[name]}
-    for row, name in zip(rows, names, strict=True)
-  ]
+  where, rows = tables.by_machine(found, rows)
   return f'Measured on {where}.\n\n{contents.markdown(rows)}'
 
 

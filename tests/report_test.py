@@ -211,3 +211,15 @@ def test_stale_pages_are_named(root):
   )
   names = ('table3/README.md', 'README.md', 'table3/picture.png')
   assert pages.stale(root) == [f'{root}/{name}' for name in names]
+
+
+def test_rows_of_several_machines_say_which():
+  here = {'hardware': HARDWARE, 'versions': {'jax': '1.2'}}
+  there = here | {'hardware': HARDWARE | {'cores': 9}}
+  rows = [{'c': '0.1'}, {'c': '0.2'}, {'c': '0.3'}]
+  where = '7 cores of Abacus, jax 1.2'
+  assert tables.by_machine([here] * 3, rows) == (where, rows)
+  both, marked = tables.by_machine([here, there, here], rows)
+  assert both == f'A: {where}; B: 9 cores of Abacus, jax 1.2'
+  assert [row['machine'] for row in marked] == ['A', 'B', 'A']
+  assert [row['c'] for row in marked] == ['0.1', '0.2', '0.3']

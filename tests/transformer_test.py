@@ -80,7 +80,7 @@ def test_cached_chunks_equal_one_pass(kind, layout):
     (40, 24),
     (40, layers._MANY_OUTPUTS),
     (layers._MANY_INPUTS, 24),
-    (layers._MANY_MORE_INPUTS, 24),
+    (layers._MANY_INPUTS_FOR_ONE, 24),
   ],
 )
 def test_products_of_few_rows(inputs, outputs):

@@ -21,9 +21,12 @@ Array = jax.Array
 
 _NUM_BUCKETS = 32
 _MAX_DISTANCE = 128
-# Sizes of kernels by which `few_rows_product` chooses; measured on two cores.
+# Sizes of kernels by which `few_rows_product` chooses, measured on two cores:
+# from this many inputs on a kernel stands on the left of several rows,
 _MANY_INPUTS = 384
-_MANY_MORE_INPUTS = 768
+# and from this many on of a single row too;
+_MANY_INPUTS_FOR_ONE = 768
+# with fewer, a kernel with this many outputs is left to the library.
 _MANY_OUTPUTS = 2048
 
 
@@ -95,22 +98,27 @@ class Dense(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     base = nn.initializers.variance_scaling(1.0, 'fan_in', self.init)
-    turned = self.few_rows and x.shape[-1] >= _MANY_INPUTS
-    step = -1 if turned else 1
+    stored = few_rows_kernel if self.few_rows else lambda kernel: kernel
+    turned = self.few_rows and _turned(x.shape[-1])
     kernel = param_with_axes(
       'kernel',
-      lambda *args: base(*args) / jnp.sqrt(self.scale),
-      (x.shape[-1], self.features)[::step],
+      lambda *args: stored(base(*args) / jnp.sqrt(self.scale)),
+      (x.shape[-1], self.features),
       jnp.float32,
-      axes=self.kernel_axes[::step],
+      axes=self.kernel_axes[::-1] if turned else self.kernel_axes,
     )
     kernel, x = kernel.astype(self.dtype), x.astype(self.dtype)
     return few_rows_product(x, kernel) if self.few_rows else x @ kernel
 
 
+def _turned(inputs: int) -> bool:
+  """Whether `few_rows_kernel` returns [out, in]."""
+  return inputs >= _MANY_INPUTS
+
+
 def few_rows_kernel(kernel: Array) -> Array:
   """A checkpoint's kernel [in, out] as `few_rows_product` takes it."""
-  return kernel.T if kernel.shape[0] >= _MANY_INPUTS else kernel
+  return kernel.T if _turned(kernel.shape[0]) else kernel
 
 
 def few_rows_product(x: Array, kernel: Array) -> Array:
@@ -130,31 +138,34 @@ def few_rows_product(x: Array, kernel: Array) -> Array:
   Returns:
     [..., out].
   """
-  turned = x.shape[-1] >= _MANY_INPUTS
-  ordinary = lambda x, kernel: x @ (kernel.T if turned else kernel)
-  rows = x.reshape(-1, x.shape[-1])
-  if len(rows) == 1 and x.shape[-1] < _MANY_MORE_INPUTS:
-    # For one row nothing is packed, and here XLA's own code is the fastest.
-    return ordinary(x, kernel)
-
-  def kernel_first(rows, kernel):
-    count = len(rows)
-    if count > 4:
-      # The library takes four or eight rows at once; the rest one by one.
-      rows = jnp.pad(rows, ((0, -count % 8), (0, 0)))
-    product = lax.dot_general(kernel, rows, (((1,), (1,)), ((), ())))
-    return lax.optimization_barrier(product).T[:count]
-
-  def rows_transposed(rows, kernel):
-    columns = lax.optimization_barrier(rows.T)
-    return lax.dot_general(columns, kernel, (((0,), (0,)), ((), ())))
-
+  inputs, turned = x.shape[-1], _turned(x.shape[-1])
+  rows = x.reshape(-1, inputs)
+  ordinary = lambda rows, kernel: rows @ (kernel.T if turned else kernel)
+  # For one row nothing is packed.
   if turned:
-    cpu = kernel_first
+    special = len(rows) > 1 or inputs >= _MANY_INPUTS_FOR_ONE
   else:
-    cpu = ordinary if kernel.shape[1] >= _MANY_OUTPUTS else rows_transposed
-  product = lax.platform_dependent(rows, kernel, cpu=cpu, default=ordinary)
+    special = len(rows) > 1 and kernel.shape[1] < _MANY_OUTPUTS
+  if special:
+    cpu = _kernel_first if turned else _rows_transposed
+    product = lax.platform_dependent(rows, kernel, cpu=cpu, default=ordinary)
+  else:
+    product = ordinary(rows, kernel)
   return product.reshape(*x.shape[:-1], -1)
+
+
+def _kernel_first(rows: Array, kernel: Array) -> Array:
+  count = len(rows)
+  if count > 4:
+    # The library takes four or eight rows at once; the rest one by one.
+    rows = jnp.pad(rows, ((0, -count % 8), (0, 0)))
+  product = lax.dot_general(kernel, rows, (((1,), (1,)), ((), ())))
+  return lax.optimization_barrier(product).T[:count]
+
+
+def _rows_transposed(rows: Array, kernel: Array) -> Array:
+  columns = lax.optimization_barrier(rows.T)
+  return lax.dot_general(columns, kernel, (((0,), (0,)), ((), ())))
 
 
 class LayerNorm(nn.Module):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import csv
 import math
 import pathlib
+import string
 from typing import Any
 
 from spec_decode import records
@@ -243,6 +244,28 @@ def machine(record: dict[str, Any]) -> str:
   if hardware['platform'] == 'cpu':
     return f'{hardware["cores"]} cores of {hardware["device"]}'
   return f'{hardware["devices"]} {hardware["device"]}'
+
+
+def by_machine(
+  found: Sequence[dict[str, Any]], rows: list[Row]
+) -> tuple[str, list[Row]]:
+  """The machines of the records, and the rows, with theirs if they differ.
+
+  Args:
+    found: a record per row.
+    rows: cells by column.
+  """
+  names = [
+    f'{machine(record)}, jax {record["versions"]["jax"]}' for record in found
+  ]
+  letters = dict(zip(dict.fromkeys(names), string.ascii_uppercase))
+  if len(letters) == 1:
+    return names[0], rows
+  where = '; '.join(f'{letter}: {name}' for name, letter in letters.items())
+  return where, [
+    row | {'machine': letters[name]}
+    for row, name in zip(rows, names, strict=True)
+  ]
 
 
 def with_error(value: float, error: float | None, digits: int) -> str:
